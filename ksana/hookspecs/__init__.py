@@ -1,0 +1,7 @@
+"""The plugin API: every hook of Ksana, one screen a file. Loads neither torch nor aiohttp nor transformers."""
+
+from ksana.hookspecs import frontends, kernels, lifecycle, models, processing, telemetry
+
+ALL_HOOKSPECS = (lifecycle, models, processing, kernels, frontends, telemetry)
+
+__all__ = ["ALL_HOOKSPECS"]

@@ -1,0 +1,25 @@
+"""Hooks for those who measure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ksana.markers import hookspec
+
+if TYPE_CHECKING:
+    from ksana.types.output import FinishReason, RequestStats
+
+
+@hookspec
+def ksana_request_finished(request_id: str, finish_reason: FinishReason, stats: RequestStats) -> None:
+    """A request has ended, for whatever reason.
+
+    When: once per admitted request, on the engine's thread: return quickly. Not firstresult. Times in ``stats`` are
+    seconds of ``time.monotonic``. An exception is logged and ignored.
+
+    Example::
+
+        @hookimpl
+        def ksana_request_finished(request_id, finish_reason, stats):
+            my_histogram.observe(stats.finished_time - stats.arrival_time)
+    """

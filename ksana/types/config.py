@@ -1,0 +1,92 @@
+"""The typed configuration, in the parts that subsystems receive. Values arrive merged; see ``ksana.config``.
+
+Pydantic validates. Every field says what it means, in which unit, and the key of the original engine's YAML file where
+there is one. No part knows another: whoever needs two receives two.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ConfigPart(BaseModel):
+    """Base of all parts: immutable, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ModelOptions(ConfigPart):
+    """Which model, and how to load it."""
+
+    model: str = Field("", description="demo, a folder, a .gguf file or a hub name")
+    tokenizer: str = Field("", description="folder of the tokenizer, if not the model's own")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field("auto", description="dtype of weights and cache")
+    served_model_name: str = Field("", description="name that clients use; default: the folder's or file's name")
+    trust_remote_code: bool = Field(False, description="run ksana_plugin.py from the model's folder")
+    plugin_thread_pool_size: int = Field(1, ge=1, le=32, description="threads for the model folder's plugin")
+
+
+class SchedulerConfig(ConfigPart):
+    """Limits of a step and of the queue."""
+
+    max_num_batched_tokens: int = Field(4096, ge=1, description="token budget of one step")
+    max_num_seqs: int = Field(128, ge=1, description="most requests running at once")
+    max_model_len: int = Field(0, ge=0, description="most tokens of prompt and output; 0: what the model allows")
+    split_fuse_token_num: int = Field(0, ge=0, description="most prompt tokens of one request in a step; 0: no limit")
+    max_waiting_queue_len: int = Field(1200, ge=1, description="requests that may wait; more are refused with 429")
+    waiting_timeout_s: float = Field(600.0, gt=0, description="seconds a request may wait before it first runs")
+    policy: Literal["fcfs", "priority"] = Field("fcfs", description="order of the waiting queue")
+
+
+class CacheConfig(ConfigPart):
+    """The paged KV cache."""
+
+    block_size: int = Field(16, ge=1, le=1024, description="tokens per block")
+    num_blocks: int = Field(0, ge=0, description="blocks in the pool; 0: from memory")
+    memory_fraction: float = Field(0.5, gt=0, le=1, description="share of the free memory to use for the cache")
+    max_bytes: int = Field(4 * 2**30, ge=1, description="upper limit of the cache in bytes when sized from memory")
+    enable_prefix_caching: bool = Field(True, description="reuse the blocks of equal prefixes")
+    check_integrity: bool = Field(False, description="verify all block tables whenever the engine falls idle")
+    prefix_hash_seed: str = Field("ksana", description="root of the chained block hashes; equal seeds, equal hashes")
+
+
+class KernelConfig(ConfigPart):
+    """The device."""
+
+    backend: str = Field("auto", description="kernel backend; auto takes the best one that works")
+    threads: int = Field(0, ge=0, description="CPU threads; 0: what the machine or container grants")
+
+
+class ServerConfig(ConfigPart):
+    """The HTTP server."""
+
+    host: str = Field("127.0.0.1", description="address to bind")
+    port: int = Field(8080, ge=0, le=65535, description="port to bind; 0 takes a free one")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
+    access_log: bool = Field(True, description="log one line a request")
+    max_body_bytes: int = Field(8 * 2**20, ge=1024, description="largest request body")
+    shutdown_timeout_s: float = Field(30.0, ge=0, description="seconds that running requests get after SIGTERM")
+
+
+class PluginConfig(ConfigPart):
+    """Which plugins to load."""
+
+    plugins: tuple[str, ...] = Field((), description="modules to load; no:NAME keeps a plugin out")
+    autoload: bool = Field(True, description="load installed plugins by their entry points")
+
+
+class KsanaConfig(ConfigPart):
+    """Everything, composed."""
+
+    model: ModelOptions = ModelOptions()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    cache: CacheConfig = CacheConfig()
+    kernel: KernelConfig = KernelConfig()
+    server: ServerConfig = ServerConfig()
+    plugins: PluginConfig = PluginConfig()
+    config_file: str = Field("", description="the YAML file that was read, if any; not itself a setting")
+    plugin_options: dict[str, dict[str, object]] = Field(
+        default_factory=dict, description="options that plugins have added, by plugin"
+    )

@@ -1,0 +1,64 @@
+"""The typed description of a decoder-only model that loaders, models and the KV cache share. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding and its scaling.
+
+    Attributes:
+        theta: base of the frequencies.
+        kind: ``default``, ``linear``, ``dynamic`` (NTK), ``llama3`` or ``yarn``.
+        parameters: the numbers of the scaling kind under their Hugging Face names (``factor``,
+            ``original_max_position_embeddings``, ``low_freq_factor``, ``beta_fast``, ``mscale``, ...).
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    parameters: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A decoder-only transformer of the Llama shape.
+
+    Attributes:
+        architecture: Hugging Face class name, for example ``LlamaForCausalLM``; chooses the model class.
+        name: short name for people: the folder or file it came from.
+        vocab_size: rows of the embedding, padding rows included.
+        head_size: elements of one attention head (not always hidden_size / num_heads).
+        max_model_len: most tokens of prompt and output together that the model was made for.
+        dtype: ``float32``, ``bfloat16`` or ``float16``: of weights, activations and KV cache.
+        qkv_bias, output_bias, mlp_bias: whether those projections carry a bias.
+        qk_norm: RMSNorm over each head of q and k before the rotary embedding (Qwen3).
+        sliding_windows: one entry a layer: window size in tokens, or None for full attention.
+        eos_token_ids: tokens that end a sequence.
+        generation_defaults: sampling values from ``generation_config.json`` (temperature, top_k, top_p).
+    """
+
+    architecture: str
+    name: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    max_model_len: int
+    dtype: str
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    hidden_act: str = "silu"
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_windows: tuple[int | None, ...] = ()
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    generation_defaults: dict[str, float] = field(default_factory=dict)
