@@ -1,0 +1,110 @@
+"""Values on their way into the configuration: where they belong, and where they come from."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin
+
+from ksana.types.config import ConfigPart, KsanaConfig
+
+Path = tuple[str, ...]
+"""Place of a value: ``("server", "port")``, or ``("plugin_options", "router", "policy")``."""
+
+PLUGIN_OPTIONS = "plugin_options"
+PLUGINS_PATH = ("plugins", "plugins")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value as its source gave it, not yet validated.
+
+    Attributes:
+        value: a string from the environment or the command line, any YAML value from a file.
+        source: for people: ``--port``, ``environment variable KSANA_SERVER_PORT``, ``serve.yaml: server.port``.
+    """
+
+    value: Any
+    source: str
+
+
+Settings = dict[Path, Setting]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field that can be set: of the core, or added by a plugin.
+
+    Attributes:
+        path: its place in the configuration.
+        type: what pydantic validates against.
+        flag: command-line flag.
+        env: environment variable.
+    """
+
+    path: Path
+    type: Any
+    default: Any
+    help: str
+    flag: str
+    env: str
+
+    @property
+    def group(self) -> str:
+        """Section of a core field, or group of a plugin's option."""
+        return self.path[-2]
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The valid values if they are a short list, else empty."""
+        return tuple(map(str, get_args(self.type))) if get_origin(self.type) is Literal else ()
+
+    @property
+    def accepts_bool(self) -> bool:
+        """True if ``true`` and ``false`` are among its values."""
+        members = get_args(self.type) if get_origin(self.type) in (Union, types.UnionType) else (self.type,)
+        return any(member in (bool, Any, object) for member in members)
+
+
+_FLAGS = {
+    ("scheduler", "policy"): "--scheduling-policy",
+    ("cache", "memory_fraction"): "--cache-memory-fraction",
+    ("cache", "max_bytes"): "--cache-max-bytes",
+    ("plugins", "autoload"): "--plugin-autoload",
+    PLUGINS_PATH: "-p",
+}
+"""Flags of fields whose bare name says too little outside its section."""
+
+
+@cache
+def core_sections() -> dict[str, type[ConfigPart]]:
+    """The parts of :class:`KsanaConfig` by name."""
+    found: dict[str, type[ConfigPart]] = {}
+    for name, info in KsanaConfig.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, ConfigPart):
+            found[name] = info.annotation
+    return found
+
+
+@cache
+def core_fields() -> dict[Path, Field]:
+    """Every field of the core, in the order of declaration."""
+    found: dict[Path, Field] = {}
+    for section, part in core_sections().items():
+        for name, info in part.model_fields.items():
+            path = (section, name)
+            flag = _FLAGS.get(path, flag_name(name))
+            help_text = info.description or ""
+            found[path] = Field(path, info.annotation, info.default, help_text, flag, env_name(section, name))
+    return found
+
+
+def flag_name(*words: str) -> str:
+    """``("router", "max_wait")`` -> ``--router-max-wait``."""
+    return "--" + "-".join(words).replace("_", "-")
+
+
+def env_name(*words: str) -> str:
+    """``("server", "port")`` -> ``KSANA_SERVER_PORT``."""
+    return "_".join(("ksana", *words)).upper()

@@ -1,0 +1,172 @@
+"""The keys of the original engine's YAML file: those that mean something here, and why the others do not.
+
+A key of the second kind passes with a value that asks for nothing (its default there), so that an existing file which
+spells the defaults out still works. Anything else would be silently ignored, and is refused by name instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ksana.config.settings import Path
+
+
+@dataclass(frozen=True, slots=True)
+class MappedKey:
+    """A key that sets one of our fields.
+
+    Attributes:
+        path: the field.
+        convert: from the original's unit to ours; raises TypeError or ValueError. None as a result sets nothing.
+    """
+
+    path: Path
+    convert: Callable[[Any], Any] = lambda value: value
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedKey:
+    """A key without a meaning here.
+
+    Attributes:
+        reason: what is missing, or what to use instead.
+        harmless: values that ask for nothing.
+    """
+
+    reason: str
+    harmless: tuple[Any, ...] = ()
+
+
+def _milliseconds_to_seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError("must be a number of milliseconds")
+    return value / 1000
+
+
+def _memory_ratio(value: Any) -> Any:
+    return None if value == -1 else value  # -1: the original's word for automatic
+
+
+_NO_TENSOR_PARALLEL = "tensor parallelism is not available in this version"
+_NO_PIPELINE = "pipeline parallelism is not available in this version"
+_NO_EXPERT = "expert parallelism is not available in this version"
+_NO_SWAP = "there are no host blocks: a preempted request is computed again"
+_NO_SPECULATIVE = "speculative decoding is not available in this version"
+_NO_PD = "prefill and decode on separate nodes is not available in this version"
+_NO_QUANTIZATION = "choosing a quantisation is not available in this version"
+_NO_METRICS_PUSH = "pushing metrics is not available in this version"
+_NO_GLOBAL_CACHE = "a global cache is not available in this version"
+_ONE_SCHEDULER = "there is one scheduler, with continuous batching"
+_NO_ASYNC = "overlapping of steps is not available in this version"
+_NO_CUDA_KNOB = "it chooses a CUDA kernel; there is no CUDA backend in this version"
+_NO_WATER_MARKS = "the scheduler needs no spare blocks per request"
+_PER_REQUEST = "it is an option of each request"
+
+
+_GLOBAL = {
+    "tensor_para_size": RefusedKey(_NO_TENSOR_PARALLEL, (0, 1)),
+    "pipeline_para_size": RefusedKey(_NO_PIPELINE, (1,)),
+    "attn_data_para_size": RefusedKey("attention data parallelism is not available in this version", (1,)),
+    "expert_world_size": RefusedKey(_NO_EXPERT, (1,)),
+    "expert_para_size": RefusedKey(_NO_EXPERT, (1,)),
+    "enable_full_shared_expert": RefusedKey(_NO_EXPERT, (False,)),
+    "moe_topk_score_threshold": RefusedKey(_NO_EXPERT, (0,)),
+    "moe_all_to_all_mode": RefusedKey(_NO_EXPERT, ("auto",)),
+    "deepep_low_latency_max_tokens": RefusedKey(_NO_EXPERT, (256,)),
+    "embed_tokens_use_cpu": RefusedKey("the backend decides where weights live", (False,)),
+    "enable_cuda_graph": RefusedKey(_NO_CUDA_KNOB, (False,)),
+    "pipeline_para_comm_type": RefusedKey(_NO_PIPELINE, ("default",)),
+    "enable_lora_adapter": RefusedKey("LoRA adapters are not available in this version", (False,)),
+    "is_version_report": RefusedKey("nothing is reported to anybody", (True, False)),
+}
+
+_BATCH_SCHEDULER = {
+    "waiting_timeout_in_ms": MappedKey(("scheduler", "waiting_timeout_s"), _milliseconds_to_seconds),
+    "max_waiting_queue_len": MappedKey(("scheduler", "max_waiting_queue_len")),
+    "max_token_len": MappedKey(("scheduler", "max_model_len")),
+    "max_step_tokens": MappedKey(("scheduler", "max_num_batched_tokens")),
+    "max_batch_size": MappedKey(("scheduler", "max_num_seqs")),
+    "split_fuse_token_num": MappedKey(("scheduler", "split_fuse_token_num")),
+    "enable_auto_prefix_cache": MappedKey(("cache", "enable_prefix_caching")),
+    "schedule_strategy": RefusedKey(_ONE_SCHEDULER, (0,)),
+    "scheduler_type": RefusedKey(_ONE_SCHEDULER, (0,)),
+    "pp_multibatch_wb_strategy": RefusedKey(_NO_PIPELINE, (0, "NO_WB")),
+    "max_pretransfer_batch_size": RefusedKey(_NO_PD, (64,)),
+    "transfer_layer_chunk_size": RefusedKey(_NO_PD, (1,)),
+    "max_pp_batch_num": RefusedKey(_NO_PIPELINE, (1,)),
+    "swapout_block_threshold": RefusedKey(_NO_WATER_MARKS, (1,)),
+    "swapin_block_threshold": RefusedKey(_NO_WATER_MARKS, (2,)),
+    "launch_block_threshold": RefusedKey(_NO_WATER_MARKS, (2,)),
+    "preempt_mode": RefusedKey("the modes are 0 and 1, and without host blocks both compute again", (0, 1)),
+    "swap_threadpool_size": RefusedKey(_NO_SWAP, (2,)),
+    "min_flexible_cache_num": RefusedKey("flexible caching is not available in this version", (0,)),
+    "enable_speculative_decoding": RefusedKey(_NO_SPECULATIVE, (False,)),
+    "speculative_method": RefusedKey(_NO_SPECULATIVE, ("",)),
+    "mtp_step_num": RefusedKey(_NO_SPECULATIVE, (0,)),
+    "enable_mtp_module": RefusedKey(_NO_SPECULATIVE, (False,)),
+    "enable_xgrammar": RefusedKey("structured output is not available in this version", (False,)),
+    "enable_async": RefusedKey(_NO_ASYNC, (False,)),
+    "enable_executor_build_ahead": RefusedKey(_NO_ASYNC, (False,)),
+    "max_chunked_kv_tokens": RefusedKey("use max_step_tokens and split_fuse_token_num", (0,)),
+    "attention_dp_lb_config.enable_balance": RefusedKey(_NO_TENSOR_PARALLEL, (False,)),
+    "attention_dp_lb_config.max_waiting_steps": RefusedKey(_NO_TENSOR_PARALLEL, (50,)),
+    "attention_dp_lb_config.max_waiting_time_in_ms": RefusedKey(_NO_TENSOR_PARALLEL, (1000,)),
+    "attention_dp_lb_config.min_qps_for_waiting": RefusedKey(_NO_TENSOR_PARALLEL, (-1,)),
+}
+
+_BLOCK_MANAGER = {
+    "block_token_num": MappedKey(("cache", "block_size")),
+    "block_device_memory_ratio": MappedKey(("cache", "memory_fraction"), _memory_ratio),
+    "reserved_device_memory_ratio": RefusedKey("use block_device_memory_ratio", (0.01,)),
+    "block_host_memory_factor": RefusedKey(_NO_SWAP, (0, 2)),
+    "host_pool_size_gb": RefusedKey(_NO_SWAP, (0,)),
+    "dynamic_reusable_memory_ratio": RefusedKey("blocks are shared by all requests as it is", (1,)),
+    "enable_block_checksum": RefusedKey("block checksums are not available in this version", (False,)),
+    "cache_manager.swa_block_num_ratio": RefusedKey("sliding-window layers share the pool of blocks", (0.1, 0)),
+    "cache_manager.enable_non_contiguous_swa_mode": RefusedKey("the layout follows from the model", (False,)),
+}
+
+_OTHER_SETTINGS = {
+    "attn_backend.enable_blocked_multi_token_forwarding_kv": RefusedKey(_NO_CUDA_KNOB, (False,)),
+    "attn_backend.flash_attn_impl": RefusedKey(_NO_CUDA_KNOB, ("auto",)),
+    "attn_backend.use_flashinfer_for_decode": RefusedKey(_NO_CUDA_KNOB, (False,)),
+    "kernel_config.cublas.gemm_reduction_precision": RefusedKey(_NO_CUDA_KNOB),
+    "quantization_config.gptq_backend": RefusedKey(_NO_QUANTIZATION),
+    "quantization_config.kv_cache.dtype": RefusedKey(_NO_QUANTIZATION, ("auto",)),
+    "quantization_config.weight.quant_method": RefusedKey(_NO_QUANTIZATION, ("auto",)),
+    "profiler.metrics_export_url": RefusedKey(_NO_METRICS_PUSH, ("",)),
+    "profiler.export_interval_millis": RefusedKey(_NO_METRICS_PUSH, (60000,)),
+    "profiler.export_timeout_millis": RefusedKey(_NO_METRICS_PUSH, (1000,)),
+    "profiler.attributes": RefusedKey(_NO_METRICS_PUSH, ({},)),
+    "endpoint_type": RefusedKey("endpoints other than python come as plugins", ("python",)),
+    "tokenization.tokenizer_path": MappedKey(("model", "tokenizer")),
+    "tokenization.add_special_tokens": RefusedKey(_PER_REQUEST, (True,)),
+    "tokenization.skip_special_tokens": RefusedKey(_PER_REQUEST, (True,)),
+    "connector": RefusedKey(_NO_PD, ({}, {"group_role": "none"})),
+    "global_cache_connector": RefusedKey(_NO_GLOBAL_CACHE, ({}, {"service_endpoint": ""})),
+}
+
+_MODEL_SPEC = {
+    "base_model.model_dir": MappedKey(("model", "model")),
+    "base_model.tokenizer_dir": MappedKey(("model", "tokenizer")),
+    "plugin_model.thread_pool_size": MappedKey(("model", "plugin_thread_pool_size")),
+    "plugin_model.plugin_thread_pool_size": MappedKey(("model", "plugin_thread_pool_size")),
+    "plugin_model.trust_remote_code": MappedKey(("model", "trust_remote_code")),
+    "plugin_model.enable_tensorrt": RefusedKey("plugins bring their own runtime", (True, False)),
+}
+
+
+def _below(prefix: str, table: dict[str, Any]) -> dict[str, MappedKey | RefusedKey]:
+    return {f"{prefix}.{key}": entry for key, entry in table.items()}
+
+
+ORIGINAL_KEYS: dict[str, MappedKey | RefusedKey] = {
+    **_below("setting.global", _GLOBAL),
+    **_below("setting.batch_scheduler", _BATCH_SCHEDULER),
+    **_below("setting.block_manager", _BLOCK_MANAGER),
+    **_below("setting", _OTHER_SETTINGS),
+    **_below("model_spec", _MODEL_SPEC),
+}
+"""Every key of the original by its dotted name."""

@@ -1,0 +1,14 @@
+"""The plugins that ship with the core, as plain data: nothing is imported to read this list."""
+
+from __future__ import annotations
+
+BUILTIN_PLUGINS = {
+    "cpu_backend": "ksana.builtins.cpu_backend",
+    "hf_models": "ksana.builtins.hf_models",
+    "hf_tokenizers": "ksana.builtins.hf_tokenizers",
+    "native_api": "ksana.builtins.native_api",
+}
+"""Module of each builtin by plugin name, in the order of registration."""
+
+ESSENTIAL_PLUGINS = frozenset({"cpu_backend", "hf_models", "hf_tokenizers"})
+"""Builtins without which nothing runs. They answer last, so a plugin overrules them without disabling them."""

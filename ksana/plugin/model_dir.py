@@ -1,0 +1,148 @@
+"""The plugin of a model's folder: ``ksana_plugin.py`` with a class ``KsanaPlugin``.
+
+It is code out of a downloaded folder, so it runs only when the operator trusts it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import itertools
+import json
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ksana.errors import PluginLoadError, UsageError
+from ksana.plugin.manager import KsanaPluginManager, check_api_number
+from ksana.plugin.messages import describe_cause
+from ksana.plugin.model_dir_adapter import METHOD_KEYWORDS, ModelDirAdapter, PluginThreads
+from ksana.types.config import ModelOptions
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "ksana_plugin.py"
+CLASS_NAME = "KsanaPlugin"
+PLUGIN_NAME = "model-folder"
+
+_load_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDirPlugin:
+    """A trusted plugin file that was found, and what it needs. Picklable.
+
+    Attributes:
+        file: the ``ksana_plugin.py``.
+        config_file: the YAML file of this start, or an empty string; handed to ``init_plugin``.
+        thread_pool_size: threads that run it. With 1, calls never overlap.
+    """
+
+    file: Path
+    config_file: str = ""
+    thread_pool_size: int = 1
+
+
+def find_model_dir_plugin(model_path: Path, options: ModelOptions, config_file: str = "") -> ModelDirPlugin | None:
+    """Look for a plugin in the folder ``model_path``; without trust, say in one line that it was not loaded."""
+    file = model_path / FILE_NAME
+    if not model_path.is_dir() or not file.is_file():
+        return None
+    if not options.trust_remote_code:
+        logger.warning("found %s but did not load it: it is code; if you trust it, pass --trust-remote-code", file)
+        return None
+    return ModelDirPlugin(file.absolute(), config_file, options.plugin_thread_pool_size)
+
+
+def register_model_dir_plugin(manager: KsanaPluginManager, found: ModelDirPlugin) -> None:
+    """Import the plugin, run its ``init_plugin`` and register it, last and therefore called first.
+
+    Its ``preprocess`` and ``postprocess`` run behind an adapter in threads of their own. Methods that carry the
+    ``hookimpl`` mark are ordinary hooks: they run on the caller's thread.
+
+    Raises:
+        PluginLoadError: the file does not import, lacks the class, or ``init_plugin`` raises.
+    """
+    module = _import_file(found.file)
+    plugin_class = getattr(module, CLASS_NAME, None)
+    if not inspect.isclass(plugin_class):
+        raise PluginLoadError(f"{found.file} defines no class {CLASS_NAME}")
+    label = f"plugin {found.file}"
+    for carrier in (module, plugin_class):
+        check_api_number(carrier, label)
+    threads = PluginThreads(found.thread_pool_size)
+    try:
+        plugin = threads.submit(_create, plugin_class, found).result()
+        manager.register(ModelDirAdapter(plugin, found.file, threads), f"{PLUGIN_NAME}-adapter")
+        manager.register(plugin, PLUGIN_NAME, distribution=str(found.file))
+        manager.check_pending()
+    except (Exception, SystemExit) as error:
+        threads.close()
+        if isinstance(error, UsageError):
+            raise
+        raise PluginLoadError(f"{label} fails to start: {describe_cause(error)}") from error
+
+
+def _create(plugin_class: type, found: ModelDirPlugin) -> Any:
+    plugin = plugin_class()
+    for name, keywords in METHOD_KEYWORDS.items():
+        _check_method(getattr(plugin, name, None), name, keywords, found.file)
+    if hasattr(plugin, "init_plugin"):
+        folder = found.file.parent
+        plugin.init_plugin(
+            preprocess=True,
+            postprocess=True,
+            model_path=str(folder),
+            config_file=found.config_file,
+            enable_trt=False,
+            model_type=_read_model_type(folder),
+            vit_model_type=None,
+        )
+    return plugin
+
+
+def _check_method(method: Any, name: str, keywords: tuple[str, ...], file: Path) -> None:
+    if method is None:
+        return
+    if not callable(method) or inspect.iscoroutinefunction(method):
+        raise PluginLoadError(
+            f"{file}: {CLASS_NAME}.{name} must be a plain method; for async code mark a method "
+            f"'async def ksana_{name}(self, ...)' with @hookimpl"
+        )
+    try:
+        inspect.signature(method).bind(**dict.fromkeys(keywords))
+    except TypeError as error:
+        raise PluginLoadError(f"{file}: {CLASS_NAME}.{name} must accept **kwargs: {error}") from error
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Import under a name of its own, as a package whose path is the model's folder.
+
+    Being a package lets ``from .vision import Encoder`` find ``vision.py`` beside it. The folder is not put on
+    ``sys.path``: a ``json.py`` in it could then shadow the standard library's for the whole process.
+    """
+    name = f"_ksana_model_plugin_{next(_load_numbers)}"
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=[str(file.parent)])
+    if spec is None or spec.loader is None:
+        raise PluginLoadError(f"{file} cannot be read as a Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # relative imports, dataclasses and pickle look there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        for loaded in [key for key in sys.modules if key == name or key.startswith(name + ".")]:
+            del sys.modules[loaded]
+        raise PluginLoadError(f"{file} does not import: {describe_cause(error)}") from error
+    return module
+
+
+def _read_model_type(folder: Path) -> str:
+    """``model_type`` of the folder's config.json, or an empty string; the model loader judges the file itself."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(config.get("model_type", "")) if isinstance(config, dict) else ""

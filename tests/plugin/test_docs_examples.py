@@ -1,0 +1,56 @@
+"""The Python examples of docs/plugins.md work as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ksana.config.compose import compose_config
+from ksana.config.options import collect_options
+from ksana.config.settings import Setting
+from ksana.errors import UsageError
+from ksana.plugin.manager import KsanaPluginManager
+from ksana.plugin.model_dir import ModelDirPlugin, register_model_dir_plugin
+
+TEXT = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+
+
+def block_with(words: str) -> str:
+    (block,) = [block for block in BLOCKS if words in block]
+    return block
+
+
+def as_plugin(source: str, name: str = "example") -> KsanaPluginManager:
+    module = ModuleType(name)
+    exec(compile(source, name, "exec"), vars(module))
+    manager = KsanaPluginManager()
+    manager.register(module)
+    manager.check_pending()
+    return manager
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if "class KsanaPlugin" not in block])
+def test_every_module_example_registers(block: str) -> None:
+    assert as_plugin(block).list_name_plugin()
+
+
+def test_the_options_example_is_validated_and_checked() -> None:
+    manager = as_plugin(block_with("ksana_addoption"))
+    options = collect_options(manager)
+    path = ("plugin_options", "greeter", "repeat")
+    composed = compose_config(None, {"KSANA_GREETER_STYLE": "warm"}, {path: Setting("0", "--greeter-repeat")}, options)
+    assert composed.config.plugin_options == {"greeter": {"style": "warm", "repeat": 0}}
+    with pytest.raises(UsageError, match="--greeter-repeat must be at least 1"):
+        manager.hook.ksana_configure(config=composed.config)
+
+
+def test_the_model_folder_example_loads(tmp_path: Path) -> None:
+    file = tmp_path / "ksana_plugin.py"
+    file.write_text(block_with("class KsanaPlugin"))
+    manager = KsanaPluginManager()
+    register_model_dir_plugin(manager, ModelDirPlugin(file))
+    assert manager.get_plugin("model-folder").suffix == " Answer briefly."
