@@ -1,0 +1,123 @@
+"""All blocks of the cache: which are free, and which full ones can be found by their content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ksana.kv.block import BlockKey, FreeBlockQueue, KVCacheBlock
+
+
+class BlockPool:
+    """Hands out blocks and keeps the index of cached ones.
+
+    Block 0 is the null block: it stands in block tables where a sliding window has left a hole, and is never handed
+    out. A freed block keeps its content and its key until it is handed out again, so it can still be found (``touch``).
+
+    Args:
+        num_blocks: blocks in the cache tensors, the null block included; at least 2.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 2:
+            raise ValueError(f"a block pool needs at least 2 blocks (one is the null block), not {num_blocks}")
+        self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
+        self.null_block = self.blocks[0]
+        self._free = FreeBlockQueue(self.blocks[1:])
+        self._cached: dict[BlockKey, KVCacheBlock] = {}
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that could be handed out now, cached but unused ones included."""
+        return self._free.num_blocks
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that exist for requests: all but the null block."""
+        return len(self.blocks) - 1
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Full blocks that can be found by content."""
+        return len(self._cached)
+
+    def find(self, key: BlockKey) -> KVCacheBlock | None:
+        """The cached block of that content, in use or not."""
+        return self._cached.get(key)
+
+    def allocate(self, count: int) -> list[KVCacheBlock]:
+        """Hand out ``count`` blocks with ``ref_cnt`` 1, evicting the longest unused. Raises IndexError if too few."""
+        if count > self._free.num_blocks:
+            raise IndexError(f"{count} KV cache blocks wanted, {self._free.num_blocks} free")
+        taken = []
+        for _ in range(count):
+            block = self._free.popleft()
+            self._evict(block)
+            block.ref_cnt = 1
+            taken.append(block)
+        return taken
+
+    def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """One more user for each block; those that were free leave the free queue."""
+        for block in blocks:
+            if block is self.null_block:
+                continue
+            if block.ref_cnt == 0:
+                self._free.remove(block)
+            block.ref_cnt += 1
+
+    def release(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """One user less for each block, in the order in which they should be reused.
+
+        Pass a request's blocks last first: the tail of a chain is useless without its head, so it must go earlier.
+        Blocks that nobody can find by content go before all cached ones.
+        """
+        for block in blocks:
+            if block is self.null_block:
+                continue
+            assert block.ref_cnt > 0, f"{block} released more often than taken"
+            block.ref_cnt -= 1
+            if block.ref_cnt == 0:
+                if block.key is None:
+                    self._free.prepend(block)
+                else:
+                    self._free.append(block)
+
+    def register(self, block: KVCacheBlock, key: BlockKey) -> None:
+        """Make a full, committed block findable. The first block of a content keeps the entry."""
+        if key not in self._cached:
+            block.key = key
+            self._cached[key] = block
+
+    def clear_cached(self) -> int:
+        """Forget all contents (blocks in use stay in use). Returns how many were forgotten."""
+        count = len(self._cached)
+        for block in self._cached.values():
+            block.key = None
+        self._cached.clear()
+        return count
+
+    def check_integrity(self, ref_counts: dict[int, int]) -> None:
+        """Compare with the truth. O(blocks): for tests and idle moments.
+
+        Args:
+            ref_counts: users of each block id, counted from the block tables.
+
+        Raises:
+            AssertionError: saying which block is wrong.
+        """
+        free_ids = [block.block_id for block in self._free]
+        assert len(free_ids) == len(set(free_ids)) == self._free.num_blocks, "the free queue is damaged"
+        free = set(free_ids)
+        for block in self.blocks[1:]:
+            expected = ref_counts.get(block.block_id, 0)
+            assert block.ref_cnt == expected, f"{block}: in {expected} block tables"
+            assert (block.ref_cnt == 0) == (block.block_id in free), f"{block}: lost or in use while free"
+            if block.key is not None:
+                assert self._cached.get(block.key) is block, f"{block}: has a key that the index does not know"
+        for key, block in self._cached.items():
+            assert block.key == key, f"{block}: the index knows it under another key"
+
+    def _evict(self, block: KVCacheBlock) -> None:
+        if block.key is not None:
+            del self._cached[block.key]
+            block.key = None

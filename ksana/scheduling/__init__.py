@@ -1,0 +1,5 @@
+"""Which tokens of which requests are computed in the next step. Pure Python, no torch."""
+
+from ksana.scheduling.scheduler import RequestUpdate, Scheduler
+
+__all__ = ["RequestUpdate", "Scheduler"]
