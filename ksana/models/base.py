@@ -1,0 +1,43 @@
+"""What the worker needs of a model."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from ksana.kernels.batch import ModelInputs, StepContext
+from ksana.types.model import ModelConfig
+
+
+class Model(Protocol):
+    """A decoder-only language model, written against :class:`ksana.kernels.base.KernelBackend`."""
+
+    config: ModelConfig
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> bool:
+        """Take one weight under its Hugging Face name.
+
+        Returns:
+            False if the model has no such weight.
+
+        Raises:
+            ModelLoadError: the shape is not the expected one.
+        """
+        ...
+
+    def finish_loading(self) -> list[str]:
+        """All weights have been offered: pack them. Returns the names of those that are missing."""
+        ...
+
+    def rotary_tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(cos, sin) of int64 positions [T], as :class:`StepContext` describes them."""
+        ...
+
+    def forward(self, inputs: ModelInputs, context: StepContext) -> torch.Tensor:
+        """Hidden states after the final norm, [T, hidden_size]; keys and values go into the cache."""
+        ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, hidden_size] -> float32 logits [n, vocab_size]."""
+        ...

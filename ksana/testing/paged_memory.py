@@ -1,0 +1,170 @@
+"""A stand-in for the cache tensors that remembers what was written where, and an executor that computes with it.
+
+Every slot holds a digest of the token prefix that was written there. A block table that is wrong, a block that was
+given away too early, a prefix hit on other content and a write into a shared block all show as a wrong digest, without
+a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ksana.types.kv import FullAttentionSpec, KVCacheConfig, KVCacheGroup, KVCacheSpec, SlidingWindowSpec
+from ksana.types.step import BlockTableUpdate, ModelRunnerOutput, NewRequestData, SchedulerOutput
+
+_MASK = 2**64 - 1
+
+
+def make_kv_config(num_blocks: int, block_size: int, windows: Sequence[int | None] = (None,)) -> KVCacheConfig:
+    """A cache of ``num_blocks`` usable blocks (the null block comes on top) with one layer, and group, per window."""
+    groups = []
+    for layer, window in enumerate(windows):
+        spec: KVCacheSpec
+        if window is None:
+            spec = FullAttentionSpec(block_size, 1, 8, "float32")
+        else:
+            spec = SlidingWindowSpec(block_size, 1, 8, "float32", window)
+        groups.append(KVCacheGroup(spec, (layer,)))
+    return KVCacheConfig(num_blocks + 1, tuple(groups))
+
+
+def prefix_digests(tokens: Sequence[int], salt: int = 0) -> list[int]:
+    """For each token a number that stands for it and everything before it."""
+    digests, state = [], salt
+    for token in tokens:
+        state = hash((state, token)) & _MASK
+        digests.append(state)
+    return digests
+
+
+class PagedMemory:
+    """The content of every slot of every block.
+
+    Args:
+        config: its groups say which positions a token looks at.
+    """
+
+    def __init__(self, config: KVCacheConfig) -> None:
+        self._config = config
+        self._slots: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def write(self, tables: Sequence[list[int]], digests: list[int], start: int, end: int) -> None:
+        """Write positions ``start`` to before ``end`` of a request into its blocks, in every group."""
+        size = self._config.block_size
+        for group_id, table in enumerate(tables):
+            for position in range(start, end):
+                block_id = table[position // size]
+                assert block_id != 0, f"group {group_id}: position {position} is written to the null block"
+                self._slots[block_id, position % size] = (group_id, digests[position])
+
+    def check(self, tables: Sequence[list[int]], digests: list[int], start: int, end: int) -> None:
+        """Everything that the queries at ``start`` to before ``end`` look at, before ``end``, is as it was written.
+
+        Raises:
+            AssertionError: naming the group and the position.
+        """
+        size = self._config.block_size
+        for group_id, (group, table) in enumerate(zip(self._config.groups, tables, strict=True)):
+            window = group.spec.sliding_window if isinstance(group.spec, SlidingWindowSpec) else None
+            first = 0 if window is None else max(0, start - window + 1)
+            for position in range(first, end):
+                block_id = table[position // size]
+                assert block_id != 0, f"group {group_id}: position {position} is needed, but its block was dropped"
+                held = self._slots.get((block_id, position % size))
+                assert held == (group_id, digests[position]), (
+                    f"group {group_id}, position {position}: block {block_id} holds {held or 'nothing'}"
+                )
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks, all at once."""
+        size = self._config.block_size
+        destinations = [destination for _, destination in pairs]
+        assert len(set(destinations)) == len(destinations), f"two copies go to one block: {pairs}"
+        found = [
+            ((destination, offset), self._slots.get((source, offset)))
+            for source, destination in pairs
+            for offset in range(size)
+        ]
+        for slot, content in found:
+            if content is None:
+                self._slots.pop(slot, None)
+            else:
+                self._slots[slot] = content
+
+
+def apply_table_update(tables: Sequence[list[int]], update: BlockTableUpdate) -> None:
+    """What a worker does with an update: replace the tail of each table from ``first_index`` on."""
+    for table, block_ids in zip(tables, update.block_ids, strict=True):
+        table[update.first_index : update.first_index + len(block_ids)] = block_ids
+
+
+@dataclass(slots=True)
+class _Row:
+    tokens: list[int]
+    num_computed: int
+    tables: tuple[list[int], ...]
+    salt: int
+
+
+class PagedMemoryExecutor:
+    """An executor without a model: the next token is a function of all tokens before it, read back from the cache.
+
+    It keeps rows as a real worker does, from the scheduler's deltas alone, and fails on the first slot that does not
+    hold what a request needs.
+
+    Args:
+        config: of the cache.
+        vocab_size: tokens are from 0 to before this.
+    """
+
+    def __init__(self, config: KVCacheConfig, vocab_size: int = 50) -> None:
+        self._memory = PagedMemory(config)
+        self._vocab_size = vocab_size
+        self._rows: dict[str, _Row] = {}
+
+    @property
+    def request_ids(self) -> set[str]:
+        """The rows held now."""
+        return set(self._rows)
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute the step; raises AssertionError where the cache or the deltas are wrong."""
+        self._apply_changes(step)
+        spans = {}
+        for request_id, count in step.num_scheduled_tokens.items():
+            row = self._rows[request_id]
+            start, row.num_computed = row.num_computed, row.num_computed + count
+            assert count > 0, f"{request_id}: no token to compute"
+            assert row.num_computed <= len(row.tokens), f"{request_id}: more tokens scheduled than there are"
+            spans[request_id] = (row, prefix_digests(row.tokens, row.salt), start)
+        for row, digests, start in spans.values():
+            self._memory.write(row.tables, digests, start, row.num_computed)
+        output = ModelRunnerOutput()
+        for request_id, (row, digests, start) in spans.items():
+            self._memory.check(row.tables, digests, start, row.num_computed)
+            if row.num_computed == len(row.tokens):
+                token = digests[-1] % self._vocab_size
+                row.tokens.append(token)
+                output.sampled_token_ids[request_id] = [token]
+        return output
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        self._rows.clear()
+
+    def _apply_changes(self, step: SchedulerOutput) -> None:
+        for request_id in step.removed_request_ids:
+            self._rows.pop(request_id, None)
+        for request in step.new_requests:
+            assert request.request_id not in self._rows, f"{request.request_id} was added twice"
+            self._rows[request.request_id] = _new_row(request)
+        for request_id, update in step.block_table_updates.items():
+            apply_table_update(self._rows[request_id].tables, update)
+        self._memory.copy(step.block_copies)
+
+
+def _new_row(request: NewRequestData) -> _Row:
+    tables = tuple(list(block_ids) for block_ids in request.block_ids)
+    salt = hash(tuple((e.position, e.rows.tobytes()) for e in request.embeddings)) if request.embeddings else 0
+    return _Row(list(request.token_ids), request.num_computed_tokens, tables, salt)

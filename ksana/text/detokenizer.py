@@ -1,0 +1,134 @@
+"""Incremental detokenization: token ids in, text that is safe to send out.
+
+Whatever the cut, the deltas of a sequence and its ``finish`` join to the text that decoding the whole sequence behind
+its prompt would add. Only the bytes of an unfinished character are held back.
+"""
+
+from __future__ import annotations
+
+import codecs
+from typing import Protocol
+
+from ksana.text.tokenizer import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+_MAX_UTF8_TAIL = 3
+_MAX_HELD_TOKENS = 8
+_WINDOW_CONTEXT = 6
+_MAX_WINDOW = 32
+
+_new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class IncrementalDetokenizer(Protocol):
+    """Turns one sequence's tokens into text. One instance a sequence; not thread safe."""
+
+    def push(self, token_ids: list[int]) -> str:
+        """Text that has become certain with these tokens; may be empty."""
+
+    def finish(self) -> str:
+        """What is still held back, an unfinished character as U+FFFD. Nothing may be pushed afterwards."""
+
+
+def create_detokenizer(
+    tokenizer: Tokenizer, prompt_token_ids: list[int], skip_special_tokens: bool = True
+) -> IncrementalDetokenizer:
+    """Make the detokenizer of a sequence that continues ``prompt_token_ids``."""
+    if tokenizer.is_byte_exact:
+        return ByteDetokenizer(tokenizer, prompt_token_ids, skip_special_tokens)
+    return WindowDetokenizer(tokenizer, prompt_token_ids, skip_special_tokens)
+
+
+class ByteDetokenizer:
+    """For tokenizers whose tokens have bytes of their own: a UTF-8 decoder that remembers. O(1) a token.
+
+    If the prompt ends within a character, the output completes it. If it does not, the U+FFFD that stands for the
+    prompt's broken tail belongs to the prompt and is not sent.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: list[int], skip_special_tokens: bool) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._decoder = _new_utf8_decoder(errors="replace")
+        tail = self._prompt_tail(prompt_token_ids)
+        self._strip_space = tokenizer.strips_leading_space and not tail
+        self._decoder.decode(tail[-_MAX_UTF8_TAIL:])
+        self._completes_prompt = bool(self._decoder.getstate()[0])
+
+    def push(self, token_ids: list[int]) -> str:
+        """Text that has become certain."""
+        data = self._join(token_ids)
+        if self._strip_space and data:
+            data = data.removeprefix(b" ")
+            self._strip_space = False
+        return self._without_prompt(self._decoder.decode(data))
+
+    def finish(self) -> str:
+        """The unfinished character, if there is one."""
+        return self._without_prompt(self._decoder.decode(b"", final=True))
+
+    def _join(self, token_ids: list[int]) -> bytes:
+        token_bytes, skipped = self._token_bytes, self._skipped
+        return b"".join([token_bytes(i) or b"" for i in token_ids if i not in skipped])
+
+    def _prompt_tail(self, prompt_token_ids: list[int]) -> bytes:
+        """The last bytes of the prompt: no more than decide how the output begins."""
+        tail = b""
+        for token_id in reversed(prompt_token_ids):
+            if len(tail) >= _MAX_UTF8_TAIL:
+                break
+            tail = self._join([token_id]) + tail
+        return tail
+
+    def _without_prompt(self, text: str) -> str:
+        if not self._completes_prompt or not text:
+            return text
+        self._completes_prompt = False
+        return text.removeprefix(_REPLACEMENT)
+
+
+class WindowDetokenizer:
+    """For any other tokenizer: decode a short window twice, with and without the new tokens, and send the difference.
+
+    The window begins at a place where text was last known to be whole, so its length does not grow with the output.
+    A trailing U+FFFD may be half a character and is held back, for no more than a few tokens: bytes that stay invalid
+    are sent as what they decode to.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: list[int], skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        # Skipped tokens would only lengthen the window.
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._window = [i for i in prompt_token_ids if i not in self._skipped][-_WINDOW_CONTEXT:]
+        self._read_offset = len(self._window)
+
+    def push(self, token_ids: list[int]) -> str:
+        """Text that has become certain."""
+        return "".join([self._push_one(token_id) for token_id in token_ids if token_id not in self._skipped])
+
+    def finish(self) -> str:
+        """What was held back."""
+        return self._emit()
+
+    def _push_one(self, token_id: int) -> str:
+        self._window.append(token_id)
+        held = len(self._window) - self._read_offset
+        if held < _MAX_HELD_TOKENS and self._decode(self._window).endswith(_REPLACEMENT):
+            return ""
+        return self._emit()
+
+    def _emit(self) -> str:
+        before = self._decode(self._window[: self._read_offset])
+        text = self._decode(self._window)
+        if not text.startswith(before):
+            # A character that the window began with half of is whole now; what came before it has been sent.
+            before = before.rstrip(_REPLACEMENT)
+        delta = text[len(before) :]
+        if delta or len(self._window) > _MAX_WINDOW:
+            self._window = self._window[self._read_offset :]
+            self._read_offset = len(self._window)
+        return delta
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
