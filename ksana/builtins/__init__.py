@@ -1,0 +1,1 @@
+"""The plugins that ship with the core: thin modules of hook implementations."""

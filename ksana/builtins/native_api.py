@@ -1,0 +1,22 @@
+"""The native API as a plugin, on by default: ``POST /generate``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ksana.markers import hookimpl
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from ksana.engine.async_engine import AsyncEngine
+    from ksana.types.config import KsanaConfig
+
+
+@hookimpl
+def ksana_register_routes(app: web.Application, engine: AsyncEngine, config: KsanaConfig) -> None:
+    """Add the route."""
+    # Here and not above: a process without a server does not pay for one.
+    from ksana.server.generate import GenerateHandler
+
+    app.router.add_post("/generate", GenerateHandler(engine).handle)

@@ -1,0 +1,88 @@
+"""One step's batch, as kernels see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ksana.types.kv import KVCacheConfig
+
+
+@dataclass(slots=True)
+class AttentionBatch:
+    """Where the queries of a step stand, and where their keys and values are, for one KV cache group.
+
+    The tokens of request r are rows [query_starts[r], query_starts[r + 1]) of the batch.
+
+    Attributes:
+        query_starts: int64 [R + 1].
+        context_lens: int64 [R], tokens of each request that were in the cache before this step.
+        block_tables: int64 [R, max blocks], unused entries 0.
+        slot_mapping: int64 [T], the slot (block id * block_size + offset) that each new token is written to.
+        block_size: tokens per block.
+        sliding_window: tokens that a query looks at, itself included; None for all.
+    """
+
+    query_starts: np.ndarray
+    context_lens: np.ndarray
+    block_tables: np.ndarray
+    slot_mapping: np.ndarray
+    block_size: int
+    sliding_window: int | None
+
+
+class KVCache:
+    """The cache tensors, and which layer finds its part where.
+
+    Args:
+        config: blocks and groups.
+        tensors: ``config.num_tensors`` of them, in the layout of the backend that allocated them.
+    """
+
+    def __init__(self, config: KVCacheConfig, tensors: list[torch.Tensor]) -> None:
+        self.config = config
+        self.tensors = tensors
+        self._place = {
+            layer: (group_id, tensors[index])
+            for group_id, group in enumerate(config.groups)
+            for index, layer in enumerate(group.layer_indices)
+        }
+
+    def layer(self, layer_index: int) -> tuple[int, torch.Tensor]:
+        """(KV cache group, cache tensor) of a layer."""
+        return self._place[layer_index]
+
+
+@dataclass(slots=True)
+class StepContext:
+    """What every layer needs in a step, computed once for all of them.
+
+    Attributes:
+        cos, sin: rotary tables of the batch's positions, [T, 1, head_size] in the model's dtype; the first half of
+            ``sin`` is negated, so that ``x * cos + roll(x, head_size / 2) * sin`` is the rotation.
+        attention: what the backend's metadata builder made of each group's batch.
+        cache: keys and values.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    attention: list[Any]
+    cache: KVCache
+
+
+@dataclass(slots=True)
+class ModelInputs:
+    """Input of a model's forward.
+
+    Attributes:
+        token_ids: int64 [T].
+        positions: int64 [T].
+        embedding_rows: (first row in the batch, [n, hidden_size] rows) that replace token embeddings.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    embedding_rows: list[tuple[int, torch.Tensor]] = field(default_factory=list)

@@ -1,0 +1,48 @@
+"""What this process may use of the machine: processors and memory, container limits included."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import psutil
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cpus(cgroup: Path = _CGROUP) -> int:
+    """Processors that this process may use: its affinity, cut by the container's CPU quota (cgroup v2 or v1)."""
+    granted = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cpu_quota(cgroup)
+    return granted if quota is None else max(1, min(granted, math.ceil(quota)))
+
+
+def available_memory(cgroup: Path = _CGROUP) -> int:
+    """Bytes that this process could still allocate: of the machine, or of its container if that is less."""
+    free = int(psutil.virtual_memory().available)
+    for limit_file, usage_file in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        limit, usage = _read_int(cgroup / limit_file), _read_int(cgroup / usage_file)
+        if limit is not None and usage is not None:
+            free = min(free, max(0, limit - usage))
+    return free
+
+
+def _cpu_quota(cgroup: Path) -> float | None:
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        v1_quota = _read_int(cgroup / "cpu/cpu.cfs_quota_us")
+        v1_period = _read_int(cgroup / "cpu/cpu.cfs_period_us")
+        return v1_quota / v1_period if v1_quota and v1_quota > 0 and v1_period else None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _read_int(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,78 @@
+"""Weights of the parts of a decoder layer, in the form that backend operators take them.
+
+Models fill these once; a backend may pack any of them in its own way (:meth:`KernelBackend.pack_linear`), and fuse as
+much as it likes, since its operators receive whole blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(slots=True)
+class Linear:
+    """A projection ``y = x @ weight.T + bias``.
+
+    Attributes:
+        weight: [out_features, in_features].
+        bias: [out_features] or None.
+        packed: whatever the backend made of it; None if it uses ``weight`` as it is.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    packed: Any = None
+
+
+@dataclass(slots=True)
+class AttentionWeights:
+    """Self attention with grouped queries.
+
+    Attributes:
+        qkv: projection to q, k and v, in this order: [(num_heads + 2 * num_kv_heads) * head_size, hidden_size].
+        output: [hidden_size, num_heads * head_size].
+        q_norm, k_norm: [head_size] RMSNorm weights applied to each head before the rotary embedding, or None.
+        layer_index: position of the layer in the model, and so of its cache.
+    """
+
+    qkv: Linear
+    output: Linear
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scale: float
+    layer_index: int
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class GatedMLPWeights:
+    """``down(act(gate(x)) * up(x))``.
+
+    Attributes:
+        gate_up: gate above up: [2 * intermediate_size, hidden_size].
+        down: [hidden_size, intermediate_size].
+    """
+
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(slots=True)
+class DecoderLayerWeights:
+    """A pre-norm transformer layer: norm, attention, norm, MLP, with residual connections.
+
+    Attributes:
+        input_norm, post_attention_norm: RMSNorm weights, [hidden_size].
+        eps: of every RMSNorm in the layer.
+    """
+
+    input_norm: torch.Tensor
+    attention: AttentionWeights
+    post_attention_norm: torch.Tensor
+    mlp: GatedMLPWeights
+    eps: float

@@ -1,0 +1,1 @@
+"""Runs steps on a device: input batch, model runner, sampler."""

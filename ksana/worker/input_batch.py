@@ -1,0 +1,123 @@
+"""The worker's persistent picture of the running requests, one row each, changed by what the scheduler says is new."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ksana.types.kv import KVCacheConfig
+from ksana.types.request import InputEmbedding
+from ksana.types.step import BlockTableUpdate, NewRequestData
+from ksana.worker.random import uniforms
+from ksana.worker.sampler import SamplingRows
+
+
+class InputBatch:
+    """Arrays with a row for each running request. Rows are dense: the last one moves into a gap.
+
+    Args:
+        max_num_seqs: most rows.
+        max_model_len: most tokens of a row.
+        kv: block size, and how many groups of block tables there are.
+
+    Attributes:
+        request_ids: by row.
+        token_ids: int64 [max_num_seqs, max_model_len], prompt and generated tokens.
+        num_tokens, num_computed: int64 [max_num_seqs].
+        block_tables: one int64 [max_num_seqs, blocks of the longest request] a group.
+        num_logprobs: int64 [max_num_seqs], likeliest tokens to report; 0 for no log probabilities at all.
+        embeddings: by request, for those that have some.
+    """
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, kv: KVCacheConfig) -> None:
+        blocks = -(-max_model_len // kv.block_size)
+        self.request_ids: list[str] = []
+        self._row_of: dict[str, int] = {}
+        self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int64)
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
+        self.block_tables = [np.zeros((max_num_seqs, blocks), dtype=np.int64) for _ in kv.groups]
+        self.embeddings: dict[str, tuple[InputEmbedding, ...]] = {}
+        self._seeds = np.zeros(max_num_seqs, dtype=np.uint64)
+        self._temperatures = np.zeros(max_num_seqs, dtype=np.float32)
+        self._top_ks = np.zeros(max_num_seqs, dtype=np.int64)
+        self._top_ps = np.ones(max_num_seqs, dtype=np.float32)
+        self._min_ps = np.zeros(max_num_seqs, dtype=np.float32)
+        self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    def rows(self, request_ids: list[str]) -> np.ndarray:
+        """int64 rows of those requests."""
+        row_of = self._row_of
+        return np.fromiter((row_of[i] for i in request_ids), dtype=np.int64, count=len(request_ids))
+
+    def add(self, request: NewRequestData) -> None:
+        """Append a row."""
+        row = len(self.request_ids)
+        self.request_ids.append(request.request_id)
+        self._row_of[request.request_id] = row
+        count = len(request.token_ids)
+        self.token_ids[row, :count] = request.token_ids
+        self.num_tokens[row] = count
+        self.num_computed[row] = request.num_computed_tokens
+        self._write_blocks(row, 0, request.block_ids)
+        if request.embeddings:
+            self.embeddings[request.request_id] = request.embeddings
+        sampling = request.sampling
+        self._seeds[row] = request.seed
+        self._temperatures[row] = 0.0 if sampling.is_greedy else sampling.temperature
+        self._top_ks[row] = max(0, sampling.top_k)
+        self._top_ps[row] = sampling.top_p
+        self._min_ps[row] = sampling.min_p
+        self.num_logprobs[row] = sampling.logprobs
+
+    def remove(self, request_id: str) -> None:
+        """Drop a row; the last row takes its place. Does nothing if the request has none."""
+        row = self._row_of.pop(request_id, None)
+        if row is None:
+            return
+        self.embeddings.pop(request_id, None)
+        last = len(self.request_ids) - 1
+        if row != last:
+            moved = self.request_ids[last]
+            self.request_ids[row] = moved
+            self._row_of[moved] = row
+            count = self.num_tokens[last]
+            self.token_ids[row, :count] = self.token_ids[last, :count]
+            for array in (
+                self.num_tokens,
+                self.num_computed,
+                *self.block_tables,
+                self._seeds,
+                self._temperatures,
+                self._top_ks,
+                self._top_ps,
+                self._min_ps,
+                self.num_logprobs,
+            ):
+                array[row] = array[last]
+        self.request_ids.pop()
+
+    def update_block_table(self, request_id: str, update: BlockTableUpdate) -> None:
+        """Replace the tail of a request's block tables."""
+        self._write_blocks(self._row_of[request_id], update.first_index, update.block_ids)
+
+    def append_tokens(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        """One sampled token for each of ``rows``."""
+        self.token_ids[rows, self.num_tokens[rows]] = tokens
+        self.num_tokens[rows] += 1
+
+    def sampling_rows(self, rows: np.ndarray) -> SamplingRows:
+        """Parameters for drawing the next token of each of ``rows``."""
+        return SamplingRows(
+            self._temperatures[rows],
+            self._top_ks[rows],
+            self._top_ps[rows],
+            self._min_ps[rows],
+            uniforms(self._seeds[rows], self.num_tokens[rows]),
+        )
+
+    def _write_blocks(self, row: int, first: int, block_ids: tuple[list[int], ...]) -> None:
+        for table, ids in zip(self.block_tables, block_ids, strict=True):
+            table[row, first : first + len(ids)] = ids

@@ -1,0 +1,134 @@
+"""Turns a :class:`SchedulerOutput` into tensors, runs the model, and samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ksana.kernels.base import KernelBackend
+from ksana.kernels.batch import AttentionBatch, KVCache, ModelInputs, StepContext
+from ksana.models.base import Model
+from ksana.types.kv import SlidingWindowSpec
+from ksana.types.step import ModelRunnerOutput, SchedulerOutput
+from ksana.worker.input_batch import InputBatch
+from ksana.worker.sampler import sample, token_logprobs
+
+
+class ModelRunner:
+    """Runs one model on one device.
+
+    Args:
+        model: loaded.
+        backend: the device's operators.
+        cache: allocated.
+        max_num_seqs, max_model_len: size of the input batch.
+    """
+
+    def __init__(
+        self, model: Model, backend: KernelBackend, cache: KVCache, *, max_num_seqs: int, max_model_len: int
+    ) -> None:
+        self._model = model
+        self._backend = backend
+        self._cache = cache
+        self._batch = InputBatch(max_num_seqs, max_model_len, cache.config)
+
+    @torch.inference_mode()
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute the scheduled tokens, and sample for each request whose last token was among them."""
+        self._apply_changes(step)
+        if not step.num_scheduled_tokens:
+            return ModelRunnerOutput()
+        request_ids = list(step.num_scheduled_tokens)
+        rows = self._batch.rows(request_ids)
+        counts = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int64, count=len(rows))
+        query_starts = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(counts, out=query_starts[1:])
+        inputs, context = self._prepare(rows, counts, query_starts)
+        hidden = self._model.forward(inputs, context)
+        self._batch.num_computed[rows] += counts
+        complete = np.flatnonzero(self._batch.num_computed[rows] == self._batch.num_tokens[rows])
+        if len(complete) == 0:
+            return ModelRunnerOutput()
+        last = torch.from_numpy(query_starts[complete + 1] - 1).to(self._backend.device)
+        logits = self._model.compute_logits(hidden.index_select(0, last))
+        return self._sample(logits, rows[complete])
+
+    def reset(self) -> None:
+        """Forget all requests: after a failed step nobody knows what the rows hold."""
+        for request_id in list(self._batch.request_ids):
+            self._batch.remove(request_id)
+
+    def _apply_changes(self, step: SchedulerOutput) -> None:
+        for request_id in step.removed_request_ids:
+            self._batch.remove(request_id)
+        for request in step.new_requests:
+            self._batch.add(request)
+        for request_id, update in step.block_table_updates.items():
+            self._batch.update_block_table(request_id, update)
+        if step.block_copies:
+            self._backend.copy_blocks(self._cache, step.block_copies)
+
+    def _prepare(
+        self, rows: np.ndarray, counts: np.ndarray, query_starts: np.ndarray
+    ) -> tuple[ModelInputs, StepContext]:
+        batch, device = self._batch, self._backend.device
+        starts = batch.num_computed[rows]
+        row_of_token = np.repeat(rows, counts)
+        positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], counts)
+        inputs = ModelInputs(
+            token_ids=torch.from_numpy(batch.token_ids[row_of_token, positions]).to(device),
+            positions=torch.from_numpy(positions).to(device),
+            embedding_rows=self._embedding_rows(rows, starts, query_starts) if batch.embeddings else [],
+        )
+        attention = []
+        longest = int((starts + counts).max())
+        for group, tables in zip(self._cache.config.groups, batch.block_tables, strict=True):
+            size = group.spec.block_size
+            slots = tables[row_of_token, positions // size] * size + positions % size
+            attention_batch = AttentionBatch(
+                query_starts=query_starts,
+                context_lens=starts,
+                block_tables=tables[rows, : -(-longest // size)],
+                slot_mapping=slots,
+                block_size=size,
+                sliding_window=group.spec.sliding_window if isinstance(group.spec, SlidingWindowSpec) else None,
+            )
+            attention.append(self._backend.build_attention_metadata(attention_batch))
+        cos, sin = self._model.rotary_tables(inputs.positions)
+        return inputs, StepContext(cos, sin, attention, self._cache)
+
+    def _embedding_rows(
+        self, rows: np.ndarray, starts: np.ndarray, query_starts: np.ndarray
+    ) -> list[tuple[int, torch.Tensor]]:
+        """The parts of the requests' embeddings that fall into this step, and where in the batch they go."""
+        found = []
+        for row, start, first, last in zip(rows, starts, query_starts[:-1], query_starts[1:], strict=True):
+            for embedding in self._batch.embeddings.get(self._batch.request_ids[row], ()):
+                begin = max(embedding.position, start)
+                end = min(embedding.position + len(embedding.rows), start + last - first)
+                if begin < end:
+                    part = embedding.rows[begin - embedding.position : end - embedding.position]
+                    found.append((int(first + begin - start), torch.from_numpy(part).to(self._backend.device)))
+        return found
+
+    def _sample(self, logits: torch.Tensor, rows: np.ndarray) -> ModelRunnerOutput:
+        # NaN or infinity anywhere would poison a softmax; the sum shows it in one pass.
+        broken = ~torch.isfinite(logits.sum(dim=-1)).cpu().numpy()
+        output = ModelRunnerOutput()
+        if broken.any():
+            output.broken_request_ids = [self._batch.request_ids[row] for row in rows[broken]]
+            logits, rows = logits[torch.from_numpy(~broken)], rows[~broken]
+        if len(rows):
+            logits = logits.cpu()
+            tokens = sample(logits, self._batch.sampling_rows(rows))
+            self._batch.append_tokens(rows, tokens)
+            ids = self._batch.request_ids
+            output.sampled_token_ids = {ids[r]: [t] for r, t in zip(rows, tokens.tolist(), strict=True)}
+            wanted = np.flatnonzero(self._batch.num_logprobs[rows])
+            if len(wanted):
+                asking = rows[wanted]
+                found = token_logprobs(
+                    logits[torch.from_numpy(wanted)], tokens[wanted], self._batch.num_logprobs[asking]
+                )
+                output.logprobs = {ids[row]: [entry] for row, entry in zip(asking, found, strict=True)}
+        return output

@@ -1,0 +1,150 @@
+"""From logits to tokens, for a whole batch.
+
+Every row is treated by its own parameters alone, with operators that work row by row, so that what else is in the
+batch cannot change its token. Sampling inverts the distribution function at one uniform number a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ksana.types.output import TokenLogprobs
+
+_MAX_CANDIDATES = 1024
+"""Tokens that top-k and top-p look at before a full sort is needed. Fixed: ties must not fall differently when another
+row asks for more."""
+
+
+@dataclass(slots=True)
+class SamplingRows:
+    """Parameters of the rows to sample, one entry a row.
+
+    Attributes:
+        temperatures: float32; 0 for greedy rows.
+        top_ks: int64; 0 for no limit.
+        top_ps, min_ps: float32.
+        uniforms: float64 in [0, 1).
+    """
+
+    temperatures: np.ndarray
+    top_ks: np.ndarray
+    top_ps: np.ndarray
+    min_ps: np.ndarray
+    uniforms: np.ndarray
+
+    def take(self, rows: np.ndarray) -> SamplingRows:
+        """The parameters of some rows."""
+        return SamplingRows(
+            self.temperatures[rows], self.top_ks[rows], self.top_ps[rows], self.min_ps[rows], self.uniforms[rows]
+        )
+
+
+def sample(logits: torch.Tensor, params: SamplingRows) -> np.ndarray:
+    """Draw one token a row.
+
+    Args:
+        logits: float32 [n, vocab_size].
+        params: of the n rows.
+
+    Returns:
+        int64 [n] token ids.
+    """
+    greedy = params.temperatures == 0.0
+    if greedy.all():
+        return logits.argmax(dim=-1).numpy()
+    vocab_size = logits.shape[-1]
+    tokens = np.empty(len(greedy), dtype=np.int64)
+    filtered = ~greedy & (((params.top_ks > 0) & (params.top_ks < vocab_size)) | (params.top_ps < 1.0))
+    for rows, draw in ((greedy, _greedy), (filtered, _sample_filtered), (~greedy & ~filtered, _sample_plain)):
+        index = np.flatnonzero(rows)
+        if len(index):
+            tokens[index] = draw(logits[torch.from_numpy(index)], params.take(index))
+    return tokens
+
+
+def token_logprobs(logits: torch.Tensor, tokens: np.ndarray, counts: np.ndarray) -> list[TokenLogprobs]:
+    """Log probabilities of the drawn tokens and of the likeliest.
+
+    Args:
+        logits: float32 [n, vocab_size].
+        tokens: int64 [n], drawn.
+        counts: int64 [n], how many of the likeliest each row wants.
+    """
+    totals = logits.logsumexp(dim=-1, keepdim=True)
+    chosen = (logits.gather(-1, torch.from_numpy(tokens)[:, None]) - totals)[:, 0].tolist()
+    values, ids = logits.topk(min(int(counts.max()), logits.shape[-1]), dim=-1)
+    rows = zip(tokens.tolist(), chosen, ids.tolist(), (values - totals).tolist(), counts.tolist(), strict=True)
+    return [
+        TokenLogprobs(token, logprob, tuple(zip(top_ids[:count], top_values[:count], strict=True)))
+        for token, logprob, top_ids, top_values, count in rows
+    ]
+
+
+def _greedy(logits: torch.Tensor, params: SamplingRows) -> np.ndarray:
+    return logits.argmax(dim=-1).numpy()
+
+
+def _sample_plain(logits: torch.Tensor, params: SamplingRows) -> np.ndarray:
+    """All tokens are candidates (min-p needs no order)."""
+    probabilities = torch.softmax(logits / _column(params.temperatures), dim=-1)
+    return _invert(_apply_min_p(probabilities, params), params.uniforms)
+
+
+def _sample_filtered(logits: torch.Tensor, params: SamplingRows) -> np.ndarray:
+    """Top-k, then top-p over what is left, then min-p, on the likeliest tokens in order."""
+    scaled = logits / _column(params.temperatures)
+    count = min(_MAX_CANDIDATES, logits.shape[-1])
+    tokens = np.empty(len(logits), dtype=np.int64)
+    values, ids = scaled.topk(count, dim=-1)
+    log_total = scaled.logsumexp(dim=-1, keepdim=True)
+    top_ks = np.where(params.top_ks > 0, params.top_ks, logits.shape[-1])
+    mass = (values - log_total).exp().sum(dim=-1).numpy()
+    enough = (top_ks <= count) | (mass >= params.top_ps) | (count == logits.shape[-1])
+    for row in np.flatnonzero(~enough):
+        everything, order = scaled[row : row + 1].sort(dim=-1, descending=True, stable=True)
+        tokens[row] = _draw_sorted(everything, order, log_total[row : row + 1], top_ks[[row]], params.take([row]))[0]
+    rows = np.flatnonzero(enough)
+    if len(rows):
+        index = torch.from_numpy(rows)
+        tokens[rows] = _draw_sorted(values[index], ids[index], log_total[index], top_ks[rows], params.take(rows))
+    return tokens
+
+
+def _draw_sorted(
+    values: torch.Tensor, ids: torch.Tensor, log_total: torch.Tensor, top_ks: np.ndarray, params: SamplingRows
+) -> np.ndarray:
+    """Draw from scaled logits in descending order, [n, candidates]; ``log_total`` normalises over the vocabulary."""
+    probabilities = (values.double() - log_total.double()).exp()
+    outside = torch.arange(values.shape[-1])[None, :] >= torch.from_numpy(top_ks)[:, None]
+    probabilities = probabilities.masked_fill(outside, 0.0)
+    # Without top-k the mass is that of the whole vocabulary, candidates or not.
+    total = torch.where(outside.any(-1, keepdim=True), probabilities.sum(-1, keepdim=True), 1.0)
+    before = probabilities.cumsum(-1) - probabilities
+    # The likeliest token always stays: nothing is before it.
+    probabilities = probabilities.masked_fill(before >= _column(params.top_ps).double() * total, 0.0)
+    chosen = _invert(_apply_min_p(probabilities, params), params.uniforms)
+    return ids.gather(-1, torch.from_numpy(chosen)[:, None])[:, 0].numpy()
+
+
+def _apply_min_p(probabilities: torch.Tensor, params: SamplingRows) -> torch.Tensor:
+    if not params.min_ps.any():
+        return probabilities
+    floor = probabilities.amax(dim=-1, keepdim=True) * _column(params.min_ps)
+    return probabilities.masked_fill(probabilities < floor, 0.0)
+
+
+def _invert(weights: torch.Tensor, uniforms: np.ndarray) -> np.ndarray:
+    """The first index whose cumulated weight exceeds uniform * total."""
+    cumulated = weights.double().cumsum(dim=-1)
+    targets = torch.from_numpy(uniforms)[:, None] * cumulated[:, -1:]
+    chosen = torch.searchsorted(cumulated, targets, right=True)[:, 0]
+    # Rounding may put the target on the total itself: take the last token that has any weight.
+    last = weights.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(dim=-1)
+    return torch.minimum(chosen, last).numpy()
+
+
+def _column(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(values)[:, None]
