@@ -1,0 +1,107 @@
+"""From a draft to a request: rendering, tokenisation, and every check that a client can fail."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+
+import numpy as np
+
+from ksana.engine.context import ProcessingContext
+from ksana.errors import KsanaCode, RequestError
+from ksana.types.request import InputEmbedding, Request, RequestDraft
+
+_SEED_MASK = 2**64 - 1
+
+
+class Admission:
+    """Makes validated requests with ids of the engine's own, so that clients may repeat theirs."""
+
+    def __init__(self, context: ProcessingContext) -> None:
+        self._context = context
+        self._counter = itertools.count()
+
+    def admit(self, draft: RequestDraft) -> Request:
+        """Tokenise and validate. Thread-safe, and slow for long prompts.
+
+        Raises:
+            RequestError: naming the field at fault.
+        """
+        token_ids = self._token_ids(draft)
+        self._check_tokens(token_ids)
+        self._check_embeddings(draft.embeddings, len(token_ids))
+        self._check_stop_tokens(draft.sampling.stop_token_ids)
+        limit = self._context.max_model_len
+        wanted = draft.sampling.max_tokens
+        seed = draft.sampling.seed
+        return Request(
+            request_id=f"{next(self._counter)}-{draft.external_id or 'request'}",
+            prompt_token_ids=token_ids,
+            sampling=draft.sampling,
+            max_total_tokens=limit if wanted is None else min(limit, len(token_ids) + wanted),
+            seed=secrets.randbits(64) if seed is None else seed & _SEED_MASK,
+            eos_token_ids=self._context.model_config.eos_token_ids,
+            embeddings=tuple(draft.embeddings),
+            cache_salt=draft.cache_salt,
+            priority=draft.priority,
+        )
+
+    def _token_ids(self, draft: RequestDraft) -> list[int]:
+        given = [draft.prompt is not None, draft.prompt_token_ids is not None, draft.messages is not None]
+        if sum(given) != 1:
+            raise RequestError(
+                "give exactly one of a prompt, prompt token ids and messages" if any(given) else "there is no prompt",
+                param="prompt",
+            )
+        if draft.prompt_token_ids is not None:
+            return draft.prompt_token_ids
+        if draft.prompt is not None:
+            return self._context.tokenizer.encode(draft.prompt, add_special_tokens=draft.add_special_tokens)
+        assert draft.messages is not None
+        if self._context.chat_template is None:
+            raise RequestError("this model has no chat template; send a prompt instead of messages", param="messages")
+        text = self._context.chat_template.render(draft.messages, **draft.chat_template_kwargs)
+        # The template has written the special tokens itself.
+        return self._context.tokenizer.encode(text, add_special_tokens=False)
+
+    def _check_tokens(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise RequestError("the prompt is empty", param="prompt")
+        limit = self._context.max_model_len
+        if len(token_ids) >= limit:
+            raise RequestError(
+                f"This model's maximum context length is {limit} tokens, but the prompt has {len(token_ids)} "
+                "and at least one more is generated.",
+                code="context_length_exceeded",
+                param="prompt",
+                ksana_code=KsanaCode.LENGTH_EXCEEDED,
+            )
+        self._check_ids(token_ids, "prompt")
+
+    def _check_stop_tokens(self, token_ids: tuple[int, ...]) -> None:
+        if token_ids:
+            self._check_ids(list(token_ids), "stop_token_ids")
+
+    def _check_ids(self, token_ids: list[int], param: str) -> None:
+        vocab_size = self._context.model_config.vocab_size
+        for token in token_ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise RequestError(
+                    f"{param} holds {token!r}, which is no token id: they are integers from 0 to {vocab_size - 1}",
+                    param=param,
+                )
+
+    def _check_embeddings(self, embeddings: list[InputEmbedding], num_tokens: int) -> None:
+        hidden = self._context.model_config.hidden_size
+        for embedding in embeddings:
+            shape = embedding.rows.shape
+            problem = None
+            if len(shape) != 2 or shape[1] != hidden or shape[0] == 0:
+                problem = f"have shape {list(shape)}, but rows of {hidden} numbers are needed"
+            elif embedding.position < 0 or embedding.position + shape[0] > num_tokens:
+                problem = f"cover positions {embedding.position} to {embedding.position + shape[0] - 1}, "
+                problem += f"but the prompt has {num_tokens} tokens"
+            elif not np.isfinite(embedding.rows).all():
+                problem = "hold NaN or infinity"
+            if problem:
+                raise RequestError(f"the input embeddings {problem}", param="input_refit_embedding")

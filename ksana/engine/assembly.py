@@ -1,0 +1,135 @@
+"""Builds the parts of an engine out of the configuration and what plugins contribute."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ksana.engine.context import ProcessingContext
+from ksana.engine.core import EngineCore
+from ksana.engine.output_processor import OutputProcessor
+from ksana.errors import ModelLoadError, UsageError
+from ksana.kernels.base import KernelBackend
+from ksana.kernels.selection import KernelBackendInfo, select_backend
+from ksana.kv import KVCacheManager
+from ksana.models.base import Model
+from ksana.models.loader import load_weights
+from ksana.models.locate import resolve_model
+from ksana.plugin.manager import KsanaPluginManager
+from ksana.plugin.model_dir import find_model_dir_plugin, register_model_dir_plugin
+from ksana.scheduling import Scheduler
+from ksana.text.chat_template import ChatTemplate
+from ksana.text.tokenizer import Tokenizer
+from ksana.types.config import KsanaConfig
+from ksana.types.kv import KVCacheConfig
+from ksana.types.model import ModelConfig
+from ksana.worker.cache_size import plan_kv_cache
+from ksana.worker.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine front stands on: the step loop, and the loaded model as hooks and admission see it."""
+
+    core: EngineCore
+    context: ProcessingContext
+
+
+def assemble(config: KsanaConfig, plugins: KsanaPluginManager) -> EngineParts:
+    """Load the model and build the engine around it. Takes seconds; says on the way what it does.
+
+    Raises:
+        UsageError: something about the model, the configuration or a plugin is wrong.
+    """
+    started = time.monotonic()
+    path = resolve_model(config.model.model)
+    model_plugin = find_model_dir_plugin(path, config.model, config.config_file)
+    if model_plugin is not None:
+        register_model_dir_plugin(plugins, model_plugin)
+    model_config = _load_model_config(path, config, plugins)
+    tokenizer, chat_template = _create_text(path, model_config, config, plugins)
+    backend = _create_backend(config, plugins)
+    model = _load_model(path, model_config, backend, plugins)
+    max_model_len = min(model_config.max_model_len, config.scheduler.max_model_len or model_config.max_model_len)
+    kv_config = plan_kv_cache(
+        model_config,
+        config.cache,
+        most_useful_tokens=config.scheduler.max_num_seqs * max_model_len,
+        available_memory=backend.available_memory,
+    )
+    scheduler = _create_scheduler(config, kv_config)
+    max_model_len = _fit_to_cache(max_model_len, scheduler)
+    runner = ModelRunner(
+        model,
+        backend,
+        backend.allocate_kv_cache(kv_config),
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    outputs = OutputProcessor(tokenizer)
+    core = EngineCore(scheduler, runner, outputs, plugins.hook, check_integrity=config.cache.check_integrity)
+    logger.info("engine ready in %.1f s, for up to %d tokens a request", time.monotonic() - started, max_model_len)
+    return EngineParts(core, ProcessingContext(config, model_config, path, max_model_len, tokenizer, chat_template))
+
+
+def _load_model_config(path: Path, config: KsanaConfig, plugins: KsanaPluginManager) -> ModelConfig:
+    model_config: ModelConfig | None = plugins.hook.ksana_load_model_config(model_path=path, options=config.model)
+    if model_config is None:
+        raise ModelLoadError(f"no plugin knows the kind of model at {path}: neither a config.json nor a GGUF file")
+    logger.info("model %s: %s in %s, from %s", model_config.name, model_config.architecture, model_config.dtype, path)
+    return model_config
+
+
+def _create_text(
+    path: Path, model_config: ModelConfig, config: KsanaConfig, plugins: KsanaPluginManager
+) -> tuple[Tokenizer, ChatTemplate | None]:
+    source = Path(config.model.tokenizer) if config.model.tokenizer else path
+    if not source.exists():
+        raise UsageError(f"--tokenizer {source} does not exist")
+    tokenizer: Tokenizer | None = plugins.hook.ksana_create_tokenizer(model_path=source, config=model_config)
+    if tokenizer is None:
+        raise ModelLoadError(f"no plugin finds a tokenizer at {source}; name a folder that has one with --tokenizer")
+    chat_template: ChatTemplate | None = plugins.hook.ksana_create_chat_template(
+        model_path=source, config=model_config
+    )
+    return tokenizer, chat_template
+
+
+def _create_backend(config: KsanaConfig, plugins: KsanaPluginManager) -> KernelBackend:
+    infos: list[KernelBackendInfo] = []
+    plugins.hook.ksana_kernel_backends(register=infos.append)
+    return select_backend(infos, config.kernel.backend).create(config.kernel)
+
+
+def _load_model(path: Path, config: ModelConfig, backend: KernelBackend, plugins: KsanaPluginManager) -> Model:
+    model: Model | None = plugins.hook.ksana_create_model(config=config, backend=backend)
+    if model is None:
+        raise ModelLoadError(f"no plugin builds models of architecture {config.architecture} ({path})")
+    weights = plugins.hook.ksana_iter_weights(model_path=path, config=config)
+    if weights is None:
+        raise ModelLoadError(f"no plugin finds weights at {path}: expected safetensors, PyTorch .bin or GGUF")
+    load_weights(model, weights, progress=sys.stderr.isatty())
+    return model
+
+
+def _create_scheduler(config: KsanaConfig, kv_config: KVCacheConfig) -> Scheduler:
+    cache = config.cache
+    kv = KVCacheManager(
+        kv_config, enable_prefix_caching=cache.enable_prefix_caching, hash_seed=cache.prefix_hash_seed
+    )
+    return Scheduler(config.scheduler, kv)
+
+
+def _fit_to_cache(max_model_len: int, scheduler: Scheduler) -> int:
+    """A request that could never fit the cache must be refused when it comes, so the limit is lowered here."""
+    fitting = scheduler.kv.max_request_tokens(max_model_len, scheduler.max_chunk)
+    if fitting < 2:
+        raise UsageError("the KV cache is too small for a single token; raise --num-blocks")
+    if fitting < max_model_len:
+        logger.warning("the KV cache lowers the longest request from %d to %d tokens", max_model_len, fitting)
+    return fitting

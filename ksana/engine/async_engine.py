@@ -1,0 +1,259 @@
+"""The engine as servers use it: requests come and go on event loops, steps run on a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from ksana.engine.admission import Admission
+from ksana.engine.assembly import EngineParts, assemble
+from ksana.engine.core import EngineCore
+from ksana.engine.output_processor import OutputDelta
+from ksana.engine.stream import RequestStream
+from ksana.errors import EngineDeadError, RequestError
+from ksana.plugin.maybe_await import call_in_order
+from ksana.plugin.manager import KsanaPluginManager
+from ksana.text.chat_template import ChatTemplate
+from ksana.text.tokenizer import Tokenizer
+from ksana.types.config import KsanaConfig
+from ksana.types.model import ModelConfig
+from ksana.types.request import Request, RequestDraft
+
+logger = logging.getLogger(__name__)
+
+_INLINE_PROMPT_CHARACTERS = 4096
+"""Longer prompts are tokenised in a thread: the loop must stay responsive."""
+
+_JOIN_TIMEOUT_S = 60.0
+_POLL_INTERVAL_S = 0.02
+
+
+class AsyncEngine:
+    """Serves requests until stopped. Make one with :meth:`start`.
+
+    ``submit`` and the streams belong to event loops (any number of them); the step loop is a thread that alone touches
+    the core. They talk through one inbox and ``call_soon_threadsafe``, once a step.
+    """
+
+    def __init__(self, parts: EngineParts, plugins: KsanaPluginManager) -> None:
+        self.context = parts.context
+        self.plugin_manager = plugins
+        self._admission = Admission(parts.context)
+        self._streams: dict[str, RequestStream] = {}
+        self._loop = _StepLoop(parts.core, self._deliver, self._die)
+        self._dead: EngineDeadError | None = None
+        self._stopped = False
+
+    @classmethod
+    def start(cls, config: KsanaConfig, plugin_manager: KsanaPluginManager) -> AsyncEngine:
+        """Load the model and begin to serve. Blocks for seconds.
+
+        Raises:
+            UsageError: something about the model, the configuration or a plugin is wrong.
+        """
+        engine = cls(assemble(config, plugin_manager), plugin_manager)
+        engine._loop.start()
+        plugin_manager.hook.ksana_engine_started(engine=engine)
+        return engine
+
+    @property
+    def config(self) -> KsanaConfig:
+        """The merged configuration."""
+        return self.context.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The loaded model."""
+        return self.context.model_config
+
+    @property
+    def served_model_name(self) -> str:
+        """The name that clients use for the model."""
+        return self.config.model.served_model_name or self.model_config.name
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together."""
+        return self.context.max_model_len
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.context.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template, if it has one."""
+        return self.context.chat_template
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the engine has stopped, or its step loop has died."""
+        return self._dead is None and not self._stopped
+
+    def num_unfinished(self) -> int:
+        """Requests submitted and not yet ended."""
+        return len(self._streams)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Free blocks of the KV cache, cached but unused ones included."""
+        return self._loop.core.scheduler.kv.num_free_blocks
+
+    async def submit(self, draft: RequestDraft) -> RequestStream:
+        """Run the preprocess hooks, tokenise, validate, and queue.
+
+        Raises:
+            RequestError: the request is refused, by a check, a plugin, or because the queue is full.
+            EngineDeadError: the engine has stopped.
+        """
+        self._check_alive()
+        await call_in_order(self.plugin_manager, "ksana_preprocess", draft=draft, context=self.context)
+        request = await self._admit(draft)
+        self._check_alive()
+        stream = RequestStream(request, draft, self.context, self.plugin_manager, self._abort)
+        self._streams[request.request_id] = stream
+        self._loop.post(lambda core: self._add(core, request, stream))
+        try:
+            await stream.wait_until_admitted()
+        except asyncio.CancelledError:
+            self._abort(request.request_id)
+            raise
+        return stream
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing is unfinished; False if that took longer than ``timeout_s`` seconds."""
+        deadline = time.monotonic() + timeout_s
+        while self._streams:
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(_POLL_INTERVAL_S)
+        return True
+
+    async def abort_all(self) -> None:
+        """End all requests; their consumers get a last output that says ``abort``."""
+        for request_id in list(self._streams):
+            self._abort(request_id)
+
+    async def stop(self, reason: str) -> None:
+        """Stop the step loop, after the step in progress. Requests that are left get :class:`EngineDeadError`."""
+        if self._stopped:
+            return
+        self._stopped = True
+        await asyncio.to_thread(self._loop.stop)
+        self._die(EngineDeadError(f"the engine has stopped: {reason}"))
+        try:
+            self.plugin_manager.hook.ksana_engine_stopping(engine=self, reason=reason)
+        except Exception:
+            logger.exception("a plugin's ksana_engine_stopping failed")
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise self._dead
+        if self._stopped:
+            raise EngineDeadError("the engine has stopped")
+
+    async def _admit(self, draft: RequestDraft) -> Request:
+        size = len(draft.prompt or "") + sum(len(str(message)) for message in draft.messages or ())
+        if size <= _INLINE_PROMPT_CHARACTERS:
+            return self._admission.admit(draft)
+        return await asyncio.to_thread(self._admission.admit, draft)
+
+    def _abort(self, request_id: str) -> None:
+        self._loop.post(lambda core: self._deliver(core.abort(request_id)))
+
+    # -- on the step thread ------------------------------------------------------------------------------------
+
+    def _add(self, core: EngineCore, request: Request, stream: RequestStream) -> None:
+        error = None
+        try:
+            core.add(request)
+        except RequestError as refusal:
+            error = refusal
+            self._streams.pop(request.request_id, None)
+        self._call(stream, stream.set_admitted, error)
+
+    def _deliver(self, deltas: Iterable[OutputDelta]) -> None:
+        """Hand news to the streams, one call for each event loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[RequestStream, OutputDelta]]] = {}
+        for delta in deltas:
+            stream = self._streams.get(delta.request_id)
+            if stream is not None:
+                by_loop.setdefault(stream.loop, []).append((stream, delta))
+            if delta.finish_reason is not None:
+                self._streams.pop(delta.request_id, None)
+        for news in by_loop.values():
+            self._call(news[0][0], _push_all, news)
+
+    def _die(self, error: EngineDeadError) -> None:
+        self._dead = error
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            self._call(stream, stream.set_dead, error)
+
+    def _call(self, stream: RequestStream, function: Callable[..., None], *args: object) -> None:
+        try:
+            stream.loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the consumer's event loop is closed: nobody will ever read this
+            if stream.request_id in self._streams:
+                self._abort(stream.request_id)
+
+
+def _push_all(news: list[tuple[RequestStream, OutputDelta]]) -> None:
+    for stream, delta in news:
+        stream.push(delta)
+
+
+class _StepLoop:
+    """The thread that owns the core: works off its inbox between steps, and sleeps when there is nothing to do."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        deliver: Callable[[Iterable[OutputDelta]], None],
+        die: Callable[[EngineDeadError], None],
+    ) -> None:
+        self.core = core
+        self._deliver = deliver
+        self._die = die
+        self._inbox: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="ksana-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, command: Callable[[EngineCore], None]) -> None:
+        """Run ``command`` on the step thread, before the next step."""
+        self._inbox.put(command)
+
+    def stop(self) -> None:
+        """End the thread after its present step. Safe to call from any other thread."""
+        self._inbox.put(None)
+        if self._thread.is_alive():
+            self._thread.join(_JOIN_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            while self._work_off_inbox():
+                if self.core.has_work():
+                    self._deliver(self.core.step())
+        except Exception as error:
+            logger.critical("the engine loop has died", exc_info=True)
+            self._die(EngineDeadError(f"the engine loop has died: {type(error).__name__}"))
+
+    def _work_off_inbox(self) -> bool:
+        """Returns False when told to stop. Blocks only if there is nothing else to do."""
+        block = not self.core.has_work()
+        while True:
+            try:
+                command = self._inbox.get(block=block)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command(self.core)
+            block = False

@@ -1,0 +1,175 @@
+"""Offline batches: the same engine as the server's, called from ordinary code."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import os
+import sys
+import threading
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, TypeVar, Union
+
+from ksana.config.compose import compose_config, compose_plugin_config
+from ksana.config.options import collect_options
+from ksana.config.settings import Path, Setting, core_fields
+from ksana.engine.async_engine import AsyncEngine
+from ksana.errors import ConfigError
+from ksana.plugin.spec import PluginSpecs, create_plugin_manager
+from ksana.types.output import RequestOutput
+from ksana.types.request import RequestDraft
+from ksana.types.sampling import SamplingParams
+
+T = TypeVar("T")
+
+Prompt = Union[str, "list[int]"]
+
+
+class LLM:
+    """A loaded model for batches of prompts.
+
+    Example::
+
+        with LLM("demo") as llm:
+            for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32)):
+                print(output.text)
+
+    Args:
+        model: as ``ksana-serve --model``: ``demo``, a folder, a ``.gguf`` file or a hub name.
+        options: any field of the configuration by its name: ``dtype="float32"``, ``num_blocks=500``, ...
+
+    Raises:
+        UsageError: the model cannot be loaded, or an option is wrong.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        settings = {_path_of(name): Setting(value, f"LLM({name}=...)") for name, value in options.items()}
+        settings["model", "model"] = Setting(model, "LLM(model)")
+        # An offline batch has no clients to protect: it may be as long as memory allows.
+        settings.setdefault(("scheduler", "max_waiting_queue_len"), Setting(sys.maxsize, "LLM"))
+        settings.setdefault(("scheduler", "waiting_timeout_s"), Setting(float(threading.TIMEOUT_MAX), "LLM"))
+        manager = create_plugin_manager(PluginSpecs.from_config(compose_plugin_config(None, os.environ, settings)))
+        config = compose_config(None, os.environ, settings, collect_options(manager)).config
+        manager.hook.ksana_configure(config=config)
+        self.engine = AsyncEngine.start(config, manager)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ksana-offline", daemon=True)
+        self._thread.start()
+        self._closed = False
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts, all in one batch.
+
+        Args:
+            prompts: texts or lists of token ids; a single one is a batch of one.
+            sampling: for all, or one for each; the default samples at temperature 1 up to the model's length.
+            progress: show a progress bar; default: if stderr is a terminal.
+
+        Returns:
+            One output a prompt, in order.
+
+        Raises:
+            RequestError: a prompt or a parameter is refused; nothing of the batch goes on.
+        """
+        batch = _as_batch(prompts)
+        drafts = [
+            RequestDraft(prompt=p, sampling=s) if isinstance(p, str) else RequestDraft(prompt_token_ids=p, sampling=s)
+            for p, s in zip(batch, _spread(sampling, len(batch)), strict=True)
+        ]
+        return self._run(self._complete(drafts, progress))
+
+    def chat(
+        self,
+        conversations: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Like :meth:`generate`, for conversations (lists of ``{"role": ..., "content": ...}``)."""
+        first = conversations[0] if conversations else None
+        batch: list[Any] = [conversations] if isinstance(first, dict) else list(conversations)
+        drafts = [
+            RequestDraft(messages=list(messages), sampling=s)
+            for messages, s in zip(batch, _spread(sampling, len(batch)), strict=True)
+        ]
+        return self._run(self._complete(drafts, progress))
+
+    def close(self) -> None:
+        """Stop the engine and free the model."""
+        if self._closed:
+            return
+        self._closed = True
+        self._run(self.engine.stop("closed"))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _complete(self, drafts: list[RequestDraft], progress: bool | None) -> list[RequestOutput]:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        console = Console(stderr=True)
+        show = console.is_terminal if progress is None else progress
+        with Progress(console=console, disable=not show) as bar:
+            task = bar.add_task("Generating", total=len(drafts))
+
+            async def complete(draft: RequestDraft) -> RequestOutput:
+                async with await self.engine.submit(draft) as stream:
+                    output = await stream.result()
+                bar.advance(task)
+                if output.error is not None:
+                    raise output.error
+                return output
+
+            tasks = [asyncio.ensure_future(complete(draft)) for draft in drafts]
+            try:
+                return list(await asyncio.gather(*tasks))
+            finally:
+                for pending in tasks:
+                    pending.cancel()
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+
+def _path_of(option: str) -> Path:
+    paths = {path[-1]: path for path in core_fields()}
+    if option not in paths:
+        near = difflib.get_close_matches(option, paths, n=1)
+        raise ConfigError(f"LLM has no option {option!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    return paths[option]
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _spread(sampling: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if sampling is None or isinstance(sampling, SamplingParams):
+        return [sampling or SamplingParams()] * count
+    if len(sampling) != count:
+        raise ValueError(f"{len(sampling)} sampling parameters for {count} prompts")
+    return list(sampling)

@@ -1,0 +1,165 @@
+"""The consumer's end of a request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ksana.engine.context import ProcessingContext
+from ksana.engine.output_processor import OutputDelta
+from ksana.errors import EngineDeadError, RequestError
+from ksana.plugin.maybe_await import call_in_order
+from ksana.types.output import FinishReason, RequestOutput, RequestStats, TokenLogprobs
+from ksana.types.request import Request, RequestDraft
+
+if TYPE_CHECKING:
+    import pluggy
+
+logger = logging.getLogger(__name__)
+
+
+class RequestStream:
+    """Outputs of one request, as an async iterator.
+
+    A slow consumer gets several steps merged into one output, so nothing piles up. Use it as a context manager: leaving
+    it, for whatever reason, aborts a request that has not ended.
+
+    All methods belong to the event loop that submitted the request.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        draft: RequestDraft,
+        context: ProcessingContext,
+        plugins: pluggy.PluginManager,
+        abort: Callable[[str], None],
+    ) -> None:
+        self.request_id = request.request_id
+        self.prompt_token_ids = request.all_token_ids[: request.num_prompt_tokens]
+        self.loop = asyncio.get_running_loop()
+        self._draft = draft
+        self._context = context
+        self._abort = abort
+        self._plugins = plugins
+        self._news = asyncio.Event()
+        self._pending = OutputDelta(self.request_id)
+        self._admitted: asyncio.Future[None] = self.loop.create_future()
+        self._dead: EngineDeadError | None = None
+        self._closed = False
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._arrival_time = request.arrival_time
+
+    async def wait_until_admitted(self) -> None:
+        """Returns once the engine has queued the request. Raises RequestError if it has refused it."""
+        await self._admitted
+
+    def abort(self) -> None:
+        """End the request; its last output says ``abort``. Never blocks; does nothing if it has ended."""
+        self._abort(self.request_id)
+
+    async def result(self) -> RequestOutput:
+        """Wait for the end. Returns the last output, whose ``text`` and ``token_ids`` are complete."""
+        output = None
+        async for output in self:
+            pass
+        assert output is not None, "the stream had been read to its end before"
+        return output
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """The next output. Raises EngineDeadError if the engine has stopped without ending the request."""
+        if self._closed:
+            raise StopAsyncIteration
+        await self._news.wait()
+        self._news.clear()
+        if self._dead is not None:
+            self._closed = True
+            raise self._dead
+        delta, self._pending = self._pending, OutputDelta(self.request_id)
+        output = self._to_output(delta)
+        if output.finished:
+            self._closed = True
+            if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+                await self._run_postprocess(output)
+        return output
+
+    async def __aenter__(self) -> RequestStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._closed:
+            self._closed = True
+            self.abort()
+
+    # -- called by the engine, on this stream's loop -----------------------------------------------------------
+
+    def set_admitted(self, error: RequestError | None) -> None:
+        """The engine has queued, or refused, the request."""
+        if self._admitted.done():
+            return
+        if error is None:
+            self._admitted.set_result(None)
+        else:
+            self._closed = True
+            self._admitted.set_exception(error)
+
+    def push(self, delta: OutputDelta) -> None:
+        """Merge news into what the consumer has not taken yet."""
+        pending = self._pending
+        pending.text += delta.text
+        pending.token_ids += delta.token_ids
+        pending.logprobs += delta.logprobs
+        pending.finish_reason = delta.finish_reason
+        pending.stop_reason = delta.stop_reason
+        pending.error = delta.error
+        pending.stats = delta.stats
+        self._news.set()
+
+    def set_dead(self, error: EngineDeadError) -> None:
+        """The engine has stopped without ending the request."""
+        self._dead = error
+        if not self._admitted.done():
+            self._admitted.set_exception(error)
+        self._news.set()
+
+    def _to_output(self, delta: OutputDelta) -> RequestOutput:
+        self._text += delta.text
+        self._token_ids.extend(delta.token_ids)
+        self._logprobs.extend(delta.logprobs)
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt_token_ids=self.prompt_token_ids,
+            text_delta=delta.text,
+            token_ids_delta=delta.token_ids,
+            text=self._text,
+            token_ids=self._token_ids,
+            logprobs=self._logprobs,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            error=delta.error,
+            stats=delta.stats or RequestStats(arrival_time=self._arrival_time),
+        )
+
+    async def _run_postprocess(self, output: RequestOutput) -> None:
+        try:
+            await call_in_order(
+                self._plugins, "ksana_postprocess", output=output, draft=self._draft, context=self._context
+            )
+        except RequestError as error:
+            output.finish_reason, output.error = FinishReason.ERROR, error
+        except Exception:
+            logger.exception("a plugin's ksana_postprocess failed for request %s", self.request_id)
+            output.finish_reason = FinishReason.ERROR
+            output.error = RequestError(
+                "a plugin failed; the server's log says why", status=500, type="server_error", code="plugin_error"
+            )
