@@ -1,0 +1,129 @@
+"""The engine requests behind one HTTP call: submitted together, read together, and aborted together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ksana.errors import KsanaCode, RequestError
+from ksana.types.output import FinishReason, RequestOutput
+from ksana.types.request import RequestDraft
+
+if TYPE_CHECKING:
+    from ksana.engine.async_engine import AsyncEngine
+    from ksana.engine.stream import RequestStream
+
+Indexed = tuple[int, RequestOutput]
+
+
+def raise_if_failed(output: RequestOutput) -> None:
+    """Raise what went wrong, if ``output`` says that its request failed."""
+    if output.finish_reason is FinishReason.ERROR:
+        raise output.error or RequestError(
+            "generation failed",
+            status=500,
+            type="server_error",
+            code="generation_failed",
+            ksana_code=KsanaCode.RUNTIME_FAILED,
+        )
+
+
+class Generation:
+    """Runs ``drafts`` at the same time, as an asynchronous context manager.
+
+    Entering submits them all; if one is refused, those before it are aborted and the refusal is raised. Leaving aborts
+    whatever still runs, so that a handler that is cancelled, or fails, leaves nothing behind in the engine.
+
+    Read either :meth:`results`, or the deltas by ``async for index, output in generation``. A request that fails makes
+    both raise :class:`RequestError`.
+    """
+
+    def __init__(self, engine: AsyncEngine, drafts: Sequence[RequestDraft]) -> None:
+        self._engine = engine
+        self._drafts = drafts
+        self._stack = AsyncExitStack()
+        self._outputs: AsyncIterator[Indexed] | None = None
+        self._first: Indexed | None = None
+        self.streams: list[RequestStream] = []
+
+    async def __aenter__(self) -> Generation:
+        try:
+            for draft in self._drafts:
+                stream = await self._engine.submit(draft)
+                self.streams.append(await self._stack.enter_async_context(stream))
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        self._outputs = self._read_one() if len(self.streams) == 1 else await self._read_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def wait_for_first(self) -> None:
+        """Wait for the first output, so that an early failure can still become an HTTP status."""
+        self._first = await self.__anext__()
+
+    def __aiter__(self) -> AsyncIterator[Indexed]:
+        return self
+
+    async def __anext__(self) -> Indexed:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        assert self._outputs is not None, "enter the context first"
+        index, output = await self._outputs.__anext__()
+        raise_if_failed(output)
+        return index, output
+
+    async def results(self) -> list[RequestOutput]:
+        """Wait for the last output of every request, in the order of the drafts."""
+        if len(self.streams) == 1:
+            result = await self.streams[0].result()
+            raise_if_failed(result)
+            return [result]
+        last = {index: output async for index, output in self}
+        return [last[index] for index in range(len(self.streams))]
+
+    async def _read_one(self) -> AsyncIterator[Indexed]:
+        async for output in self.streams[0]:
+            yield 0, output
+
+    async def _read_all(self) -> AsyncIterator[Indexed]:
+        # Bounded, so that a slow client makes the streams merge their outputs instead of filling the queue.
+        queue: asyncio.Queue[Indexed | Exception | None] = asyncio.Queue(maxsize=len(self.streams))
+        pumps = [asyncio.create_task(_pump(index, stream, queue)) for index, stream in enumerate(self.streams)]
+        self._stack.push_async_callback(_cancel, pumps)
+        return _drain_queue(queue, len(pumps))
+
+
+async def _pump(index: int, stream: RequestStream, queue: asyncio.Queue[Indexed | Exception | None]) -> None:
+    try:
+        async for output in stream:
+            await queue.put((index, output))
+    except Exception as error:
+        await queue.put(error)
+    else:
+        await queue.put(None)
+
+
+async def _drain_queue(queue: asyncio.Queue[Indexed | Exception | None], num_open: int) -> AsyncIterator[Indexed]:
+    while num_open:
+        item = await queue.get()
+        if item is None:
+            num_open -= 1
+        elif isinstance(item, Exception):
+            raise item
+        else:
+            yield item
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

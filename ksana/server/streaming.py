@@ -1,0 +1,103 @@
+"""Answers that are sent piece by piece, and what happens to them when something goes wrong half-way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from aiohttp import web
+
+from ksana.errors import RequestError
+from ksana.server.errors import as_request_error, error_body
+from ksana.server.json_response import dump_json
+from ksana.server.middlewares import REQUEST_ID, client_has_left
+
+WRITE_TIMEOUT_S = 60.0
+"""Seconds that a client may leave its full receive buffer unread before it is taken for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How JSON chunks become a body.
+
+    Attributes:
+        content_type: of the response.
+        prefix, suffix: bytes around every chunk.
+        terminator: bytes that tell a complete answer from one that broke off.
+        error_body: makes the last chunk of an answer that fails half-way.
+        headers: further headers of the response.
+    """
+
+    content_type: str
+    prefix: bytes
+    suffix: bytes
+    terminator: bytes
+    error_body: Callable[[RequestError], dict[str, Any]]
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+SSE = Framing(
+    content_type="text/event-stream; charset=utf-8",
+    prefix=b"data: ",
+    suffix=b"\n\n",
+    terminator=b"data: [DONE]\n\n",
+    error_body=error_body,
+    # The second header keeps nginx from collecting the stream.
+    headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+)
+"""Server-sent events as the OpenAI API uses them."""
+
+
+class JsonStream:
+    """An answer of many JSON chunks, as an asynchronous context manager.
+
+    Entering sends the headers: from then on the status is 200, come what may. An exception in the block becomes a last
+    chunk with the error and no terminator. A client that does not read for ``write_timeout_s`` is cut off, and then
+    everything goes as for any client that leaves: the handler is cancelled.
+
+    Example::
+
+        async with JsonStream(request, SSE) as stream:
+            await stream.send({"text": "hello"})
+        return stream.response
+    """
+
+    def __init__(self, request: web.Request, framing: Framing, *, write_timeout_s: float = WRITE_TIMEOUT_S) -> None:
+        self._request = request
+        self._framing = framing
+        self._write_timeout_s = write_timeout_s
+        self.response = web.StreamResponse(headers={**framing.headers, "Content-Type": framing.content_type})
+
+    async def __aenter__(self) -> JsonStream:
+        await self.response.prepare(self._request)
+        return self
+
+    async def send(self, chunk: object) -> None:
+        """Send one chunk; waits while the client's buffers are full."""
+        await self._write(self._framing.prefix + dump_json(chunk) + self._framing.suffix)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None:
+            if self._framing.terminator:
+                await self._write(self._framing.terminator)
+        elif isinstance(error, Exception) and not client_has_left(self._request):
+            await self.send(self._framing.error_body(as_request_error(error, self._request[REQUEST_ID])))
+        else:
+            return False
+        await self.response.write_eof()
+        return True
+
+    async def _write(self, data: bytes) -> None:
+        transport = self._request.transport
+        if transport is None:
+            raise ConnectionResetError("the client has left")
+        deadline = asyncio.get_running_loop().call_later(self._write_timeout_s, transport.abort)
+        try:
+            await self.response.write(data)
+        finally:
+            deadline.cancel()

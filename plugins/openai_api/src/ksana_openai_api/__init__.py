@@ -1,0 +1,1 @@
+"""The OpenAI HTTP API for Ksana, as a plugin."""
