@@ -89,7 +89,7 @@ class KernelBackend:
 
     def build_attention_metadata(self, batch: AttentionBatch) -> Any:
         """Whatever :meth:`attention` needs, computed once per step and group. Must have ``.slot_mapping``."""
-        return _ReferenceMetadata(batch)
+        return _ReferenceMetadata(batch, self.device)
 
     def attention(
         self, query: torch.Tensor, kv: torch.Tensor, cache: torch.Tensor, metadata: Any, weights: AttentionWeights
@@ -141,6 +141,6 @@ class KernelBackend:
 
 
 class _ReferenceMetadata:
-    def __init__(self, batch: AttentionBatch) -> None:
+    def __init__(self, batch: AttentionBatch, device: torch.device) -> None:
         self.batch = batch
-        self.slot_mapping = torch.from_numpy(batch.slot_mapping)
+        self.slot_mapping = torch.from_numpy(batch.slot_mapping).to(device)

@@ -20,7 +20,8 @@ class AttentionBatch:
     Attributes:
         query_starts: int64 [R + 1].
         context_lens: int64 [R], tokens of each request that were in the cache before this step.
-        block_tables: int64 [R, max blocks], unused entries 0.
+        block_tables: int64 [R, max blocks]. Entries past a request's last token, and those that its window has left
+            behind, are valid ids of any block, and what that block holds may be NaN: they must not be read.
         slot_mapping: int64 [T], the slot (block id * block_size + offset) that each new token is written to.
         block_size: tokens per block.
         sliding_window: tokens that a query looks at, itself included; None for all.

@@ -30,11 +30,11 @@ def paged_attention(
         start, end = int(batch.query_starts[row]), int(batch.query_starts[row + 1])
         context = int(batch.context_lens[row])
         length = context + end - start
-        blocks = torch.from_numpy(batch.block_tables[row, : -(-length // batch.block_size)])
+        blocks = torch.from_numpy(batch.block_tables[row, : -(-length // batch.block_size)]).to(query.device)
         kv = cache[blocks].flatten(0, 1)[:length].float()
         keys = kv[:, :num_kv_heads].repeat_interleave(group_size, dim=1)
         values = kv[:, num_kv_heads:].repeat_interleave(group_size, dim=1)
-        visible = causal_mask(context, end - start, batch.sliding_window)
+        visible = causal_mask(context, end - start, batch.sliding_window).to(query.device)
         # What is invisible may hold anything, NaN included: take it out before the products, not after.
         values = values.masked_fill(~visible.any(0)[:, None, None], 0.0)
         scores = torch.einsum("qhd,khd->hqk", query[start:end].float(), keys) * scale

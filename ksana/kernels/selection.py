@@ -45,19 +45,27 @@ def select_backend(infos: Iterable[KernelBackendInfo], wanted: str) -> KernelBac
     if wanted != "auto":
         if wanted not in by_name:
             raise UsageError(f"no kernel backend is called {wanted!r}; installed: {', '.join(sorted(by_name))}")
-        reason = by_name[wanted].probe()
+        reason = _why_not(by_name[wanted])
         if reason is not None:
             raise UsageError(f"kernel backend {wanted!r} does not work here: {reason}")
         return by_name[wanted]
     chosen = None
     for info in sorted(by_name.values(), key=lambda info: (-info.priority, info.name)):
-        reason = info.probe()
+        reason = _why_not(info)
         logger.info("kernel backend %-8s priority %3d  %s", info.name, info.priority, reason or "ok")
         if reason is None and chosen is None:
             chosen = info
     if chosen is None:
         raise UsageError(f"none of the kernel backends works here: {', '.join(sorted(by_name)) or 'none is installed'}")
     return chosen
+
+
+def _why_not(info: KernelBackendInfo) -> str | None:
+    """A probe that raises (a half installed driver) says no as well as one that returns a reason."""
+    try:
+        return info.probe()
+    except Exception as error:
+        return f"its probe raised {type(error).__name__}: {error}"
 
 
 def _index(infos: Iterable[KernelBackendInfo]) -> dict[str, KernelBackendInfo]:

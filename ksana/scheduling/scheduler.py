@@ -50,7 +50,9 @@ class Scheduler:
         self.kv = kv
         self.requests: dict[str, Request] = {}
         self.num_preemptions = 0
-        self.max_chunk = min(config.split_fuse_token_num or config.max_num_batched_tokens, config.max_num_batched_tokens)
+        self.max_chunk = min(
+            config.split_fuse_token_num or config.max_num_batched_tokens, config.max_num_batched_tokens
+        )
         key = SORT_KEYS[config.policy]
         self._waiting = RequestQueue(key)
         self._running = RequestQueue(key)

@@ -41,7 +41,7 @@ _SAMPLING_PARAM_NAMES = {
     "top_k": "sampling_config.topk",
     "top_p": "sampling_config.topp",
     "stop": "sampling_config.stop_strings",
-    **{name: f"sampling_config.{name}" for name in ("temperature", "min_p", "seed", "stop_token_ids")},
+    **{name: f"sampling_config.{name}" for name in ("temperature", "min_p", "seed", "stop_token_ids", "logprobs")},
 }
 """This API's names for what sampling parameters call otherwise."""
 
@@ -98,7 +98,7 @@ def response_body(output: RequestOutput) -> dict[str, Any]:
     body: dict[str, Any] = {
         "texts": [output.text],
         "output_token_ids": [output.token_ids],
-        "logprobs": [],
+        "logprobs": [[entry.as_pairs() for entry in output.logprobs]] if output.logprobs else [],
         "input_token_ids": output.prompt_token_ids,
     }
     if output.finish_reason is not None:
@@ -153,6 +153,7 @@ def make_sampling_params(config: SamplingConfig) -> SamplingParams:
         ignore_eos=bool(config.ignore_eos),
         include_stop_str_in_output=bool(config.include_stop_str_in_output),
         skip_special_tokens=config.skip_special_tokens is not False,
+        logprobs=config.logprobs or 0,
     )
 
 

@@ -33,6 +33,7 @@ class SamplingConfig(BaseModel):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    logprobs: int | None = None
     enable_thinking: bool | None = None
 
 
@@ -71,7 +72,6 @@ UNSUPPORTED: NeutralValues = {
 """Fields of the original that this version has no meaning for."""
 
 UNSUPPORTED_SAMPLING: NeutralValues = {
-    "logprobs": (0,),
     "input_top_logprobs_num": (0,),
     "repetition_penalty": (1.0,),
     "presence_penalty": (0.0,),

@@ -34,7 +34,7 @@ def raise_if_failed(output: RequestOutput) -> None:
 class Generation:
     """Runs ``drafts`` at the same time, as an asynchronous context manager.
 
-    Entering submits them all; if one is refused, those before it are aborted and the refusal is raised. Leaving aborts
+    Entering submits them all; if one is refused, the others are aborted and the refusal is raised. Leaving aborts
     whatever still runs, so that a handler that is cancelled, or fails, leaves nothing behind in the engine.
 
     Read either :meth:`results`, or the deltas by ``async for index, output in generation``. A request that fails makes
@@ -50,10 +50,14 @@ class Generation:
         self.streams: list[RequestStream] = []
 
     async def __aenter__(self) -> Generation:
+        # At once: the engine takes requests in between two steps, so one after the other would cost a step each.
+        submissions = [self._submit(draft) for draft in self._drafts]
         try:
-            for draft in self._drafts:
-                stream = await self._engine.submit(draft)
-                self.streams.append(await self._stack.enter_async_context(stream))
+            results = await asyncio.gather(*submissions, return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+                self.streams.append(result)
         except BaseException:
             await self._stack.aclose()
             raise
@@ -89,6 +93,10 @@ class Generation:
             return [result]
         last = {index: output async for index, output in self}
         return [last[index] for index in range(len(self.streams))]
+
+    async def _submit(self, draft: RequestDraft) -> RequestStream:
+        # Nothing can intervene between the two: a stream that exists is one that the exit will abort.
+        return await self._stack.enter_async_context(await self._engine.submit(draft))
 
     async def _read_one(self) -> AsyncIterator[Indexed]:
         async for output in self.streams[0]:

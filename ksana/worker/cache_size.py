@@ -39,7 +39,8 @@ def plan_kv_cache(
         if num_blocks < 2 + len(groups):
             raise UsageError(
                 f"no memory for a KV cache: {budget / 2**20:.0f} MiB is less than {2 + len(groups)} blocks of "
-                f"{one.bytes_per_block / 2**20:.1f} MiB; free some, or raise --cache-memory-fraction or --cache-max-bytes"
+                f"{one.bytes_per_block / 2**20:.1f} MiB; free some, or raise --cache-memory-fraction or "
+                "--cache-max-bytes"
             )
     config = KVCacheConfig(num_blocks, groups)
     logger.info(

@@ -85,7 +85,7 @@ class InputBatch:
             self._row_of[moved] = row
             count = self.num_tokens[last]
             self.token_ids[row, :count] = self.token_ids[last, :count]
-            for array in (
+            columns: tuple[np.ndarray, ...] = (
                 self.num_tokens,
                 self.num_computed,
                 *self.block_tables,
@@ -95,8 +95,9 @@ class InputBatch:
                 self._top_ps,
                 self._min_ps,
                 self.num_logprobs,
-            ):
-                array[row] = array[last]
+            )
+            for column in columns:
+                column[row] = column[last]
         self.request_ids.pop()
 
     def update_block_table(self, request_id: str, update: BlockTableUpdate) -> None:

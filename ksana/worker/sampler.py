@@ -17,6 +17,9 @@ _MAX_CANDIDATES = 1024
 """Tokens that top-k and top-p look at before a full sort is needed. Fixed: ties must not fall differently when another
 row asks for more."""
 
+_LEAST_TEMPERATURE = np.float32(1e-8)
+"""Below it the likeliest token is taken anyhow, and dividing by it might overflow."""
+
 
 @dataclass(slots=True)
 class SamplingRows:
@@ -87,44 +90,48 @@ def _greedy(logits: torch.Tensor, params: SamplingRows) -> np.ndarray:
     return logits.argmax(dim=-1).numpy()
 
 
+def _softmax(logits: torch.Tensor, params: SamplingRows) -> torch.Tensor:
+    """Probabilities by each row's temperature. Softmax is computed row by row, unlike a sum over a lone long row."""
+    return torch.softmax(logits / _column(np.maximum(params.temperatures, _LEAST_TEMPERATURE)), dim=-1)
+
+
 def _sample_plain(logits: torch.Tensor, params: SamplingRows) -> np.ndarray:
     """All tokens are candidates (min-p needs no order)."""
-    probabilities = torch.softmax(logits / _column(params.temperatures), dim=-1)
-    return _invert(_apply_min_p(probabilities, params), params.uniforms)
+    return _invert(_apply_min_p(_softmax(logits, params), params), params.uniforms)
 
 
 def _sample_filtered(logits: torch.Tensor, params: SamplingRows) -> np.ndarray:
     """Top-k, then top-p over what is left, then min-p, on the likeliest tokens in order."""
-    scaled = logits / _column(params.temperatures)
-    count = min(_MAX_CANDIDATES, logits.shape[-1])
+    probabilities = _softmax(logits, params)
+    vocab_size = logits.shape[-1]
+    count = min(_MAX_CANDIDATES, vocab_size)
     tokens = np.empty(len(logits), dtype=np.int64)
-    values, ids = scaled.topk(count, dim=-1)
-    log_total = scaled.logsumexp(dim=-1, keepdim=True)
-    top_ks = np.where(params.top_ks > 0, params.top_ks, logits.shape[-1])
-    mass = (values - log_total).exp().sum(dim=-1).numpy()
-    enough = (top_ks <= count) | (mass >= params.top_ps) | (count == logits.shape[-1])
+    values, ids = probabilities.topk(count, dim=-1)
+    top_ks = np.where(params.top_ks > 0, params.top_ks, vocab_size)
+    mass = values.double().cumsum(dim=-1)[:, -1].numpy()
+    enough = (top_ks <= count) | ((top_ks >= vocab_size) & (mass >= params.top_ps)) | (count == vocab_size)
     for row in np.flatnonzero(~enough):
-        everything, order = scaled[row : row + 1].sort(dim=-1, descending=True, stable=True)
-        tokens[row] = _draw_sorted(everything, order, log_total[row : row + 1], top_ks[[row]], params.take([row]))[0]
+        everything, order = probabilities[row : row + 1].sort(dim=-1, descending=True, stable=True)
+        tokens[row] = _draw_sorted(everything, order, top_ks[[row]], vocab_size, params.take(np.array([row])))[0]
     rows = np.flatnonzero(enough)
     if len(rows):
         index = torch.from_numpy(rows)
-        tokens[rows] = _draw_sorted(values[index], ids[index], log_total[index], top_ks[rows], params.take(rows))
+        tokens[rows] = _draw_sorted(values[index], ids[index], top_ks[rows], vocab_size, params.take(rows))
     return tokens
 
 
 def _draw_sorted(
-    values: torch.Tensor, ids: torch.Tensor, log_total: torch.Tensor, top_ks: np.ndarray, params: SamplingRows
+    values: torch.Tensor, ids: torch.Tensor, top_ks: np.ndarray, vocab_size: int, params: SamplingRows
 ) -> np.ndarray:
-    """Draw from scaled logits in descending order, [n, candidates]; ``log_total`` normalises over the vocabulary."""
-    probabilities = (values.double() - log_total.double()).exp()
+    """Draw from probabilities in descending order, [n, candidates], that add up to 1 over the whole vocabulary."""
     outside = torch.arange(values.shape[-1])[None, :] >= torch.from_numpy(top_ks)[:, None]
-    probabilities = probabilities.masked_fill(outside, 0.0)
+    probabilities = values.double().masked_fill(outside, 0.0)
+    cumulated = probabilities.cumsum(dim=-1)
     # Without top-k the mass is that of the whole vocabulary, candidates or not.
-    total = torch.where(outside.any(-1, keepdim=True), probabilities.sum(-1, keepdim=True), 1.0)
-    before = probabilities.cumsum(-1) - probabilities
-    # The likeliest token always stays: nothing is before it.
-    probabilities = probabilities.masked_fill(before >= _column(params.top_ps).double() * total, 0.0)
+    total = torch.where(_column(top_ks) < vocab_size, cumulated[:, -1:], 1.0)
+    beyond = cumulated - probabilities >= _column(params.top_ps).double() * total
+    beyond[:, 0] = False  # the likeliest token always stays, even if top-p is too small for a float32
+    probabilities = probabilities.masked_fill(beyond, 0.0)
     chosen = _invert(_apply_min_p(probabilities, params), params.uniforms)
     return ids.gather(-1, torch.from_numpy(chosen)[:, None])[:, 0].numpy()
 

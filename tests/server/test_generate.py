@@ -160,7 +160,7 @@ async def test_additional_params_and_thinking_reach_the_draft(serving, engine: S
         ({"messages": "hi"}, "messages"),
         ({"prompt": "a", "model_type": "llama"}, "model_type"),
         ({"prompt": "a", "structured_output_regex": "a+"}, "structured_output_regex"),
-        ({"prompt": "a", "sampling_config": {"logprobs": 2}}, "sampling_config.logprobs"),
+        ({"prompt": "a", "sampling_config": {"logprobs": 21}}, "sampling_config.logprobs"),
         ({"prompt": "a", "sampling_config": {"repetition_penalty": 1.1}}, "sampling_config.repetition_penalty"),
         ({"prompt": "a", "sampling_config": {"num_beams": 4}}, "sampling_config.num_beams"),
         ({"prompt": "a", "sampling_config": {"no_repeat_ngram_size": 3}}, "sampling_config.no_repeat_ngram_size"),

@@ -49,9 +49,7 @@ class CPUAttentionMetadata:
 class DecodePart:
     """Requests with one new token each."""
 
-    def __init__(
-        self, batch: AttentionBatch, rows: np.ndarray, first_blocks: np.ndarray, lengths: np.ndarray
-    ) -> None:
+    def __init__(self, batch: AttentionBatch, rows: np.ndarray, first_blocks: np.ndarray, lengths: np.ndarray) -> None:
         size = batch.block_size
         spans = lengths - first_blocks * size
         num_blocks = -(-int(spans.max()) // size)
@@ -139,8 +137,11 @@ class PrefillPart:
 
 
 def _prefill_parts(batch: AttentionBatch, row: int) -> list[PrefillPart]:
-    """A prompt without context is one part, masked by the kernel itself. Otherwise the mask is a tensor and what it
-    hides is computed all the same: short parts, each with the keys it can see, keep both small."""
+    """A prompt without context is one part, masked by the kernel itself.
+
+    Otherwise the mask is a tensor and what it hides is computed all the same: short parts, each with the keys it can
+    see, keep both small.
+    """
     start, end = int(batch.query_starts[row]), int(batch.query_starts[row + 1])
     window = batch.sliding_window
     if batch.context_lens[row] == 0 and (window is None or end - start <= window):
@@ -153,7 +154,8 @@ def _first_visible_blocks(batch: AttentionBatch) -> np.ndarray:
     """Per request, the first block that the first of its new tokens can see."""
     if batch.sliding_window is None:
         return np.zeros_like(batch.context_lens)
-    return np.maximum(0, batch.context_lens - batch.sliding_window + 1) // batch.block_size
+    first: np.ndarray = np.maximum(0, batch.context_lens - batch.sliding_window + 1) // batch.block_size
+    return first
 
 
 def _split_by_length(sorted_spans: np.ndarray) -> list[slice]:

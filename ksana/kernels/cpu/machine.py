@@ -10,6 +10,12 @@ import psutil
 
 _CGROUP = Path("/sys/fs/cgroup")
 
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "memory.stat", ""),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
+)
+"""Limit, usage, statistics, and the prefix of the latter's keys: cgroup v2, then v1."""
+
 
 def usable_cpus(cgroup: Path = _CGROUP) -> int:
     """Processors that this process may use: its affinity, cut by the container's CPU quota (cgroup v2 or v1)."""
@@ -21,24 +27,31 @@ def usable_cpus(cgroup: Path = _CGROUP) -> int:
 def available_memory(cgroup: Path = _CGROUP) -> int:
     """Bytes that this process could still allocate: of the machine, or of its container if that is less."""
     free = int(psutil.virtual_memory().available)
-    for limit_file, usage_file in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
+    for limit_file, usage_file, stat_file, prefix in _MEMORY_FILES:
         limit, usage = _read_int(cgroup / limit_file), _read_int(cgroup / usage_file)
         if limit is not None and usage is not None:
-            free = min(free, max(0, limit - usage))
+            used = usage - _file_cache(cgroup / stat_file, prefix)
+            free = min(free, max(0, limit - used))
     return free
+
+
+def _file_cache(stat: Path, prefix: str) -> int:
+    """Bytes of cached files: counted as used, but given up for whoever allocates. Weights just read are such."""
+    try:
+        values = dict(line.split() for line in stat.read_text().splitlines())
+        return sum(int(values.get(f"{prefix}{kind}_file", 0)) for kind in ("inactive", "active"))
+    except (OSError, ValueError):
+        return 0
 
 
 def _cpu_quota(cgroup: Path) -> float | None:
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
         v1_quota = _read_int(cgroup / "cpu/cpu.cfs_quota_us")
         v1_period = _read_int(cgroup / "cpu/cpu.cfs_period_us")
         return v1_quota / v1_period if v1_quota and v1_quota > 0 and v1_period else None
-    return None if quota == "max" else int(quota) / int(period)
 
 
 def _read_int(path: Path) -> int | None:

@@ -1,0 +1,189 @@
+"""What one request may expect of the engine, whatever others do."""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ksana import LLM, RequestError, SamplingParams
+from ksana.types.output import FinishReason
+from tests.engine.conftest import load_oracle
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def llm(tiny_path: Callable[..., Path], start_llm: Callable[..., LLM]) -> LLM:
+    return start_llm(tiny_path(), max_num_seqs=6)
+
+
+def random_prompts(count: int, seed: int = 0) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 500) for _ in range(rng.randrange(3, 60))] for _ in range(count)]
+
+
+def test_prefix_cache_never_changes_tokens(llm: LLM) -> None:
+    """vllm#5543, #54490, #7845: cold, warm and in another order, the tokens are the same."""
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    prompts = random_prompts(8)
+    prompts += [prompt + prompt[:7] for prompt in prompts]
+    cold = {tuple(o.prompt_token_ids): o.token_ids for o in llm.generate(prompts, params)}
+    for seed in range(3):
+        shuffled = random.Random(seed).sample(prompts, len(prompts))
+        warm = llm.generate(shuffled, params)
+        assert {tuple(o.prompt_token_ids): o.token_ids for o in warm} == cold
+        assert any(o.stats.num_cached_tokens for o in warm)
+
+
+def test_generated_tokens_are_found_in_the_cache(llm: LLM) -> None:
+    """The next turn of a conversation reuses the answer too, not only the prompt."""
+    [first] = llm.generate(random_prompts(1), SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
+    turn = first.prompt_token_ids + first.token_ids
+    [second] = llm.generate([turn + [5, 6]], SamplingParams(max_tokens=1))
+    assert second.stats.num_cached_tokens == (len(turn) - 1) // 16 * 16 > len(first.prompt_token_ids)
+
+
+def test_a_seed_gives_the_same_tokens_in_any_batch(llm: LLM) -> None:
+    """vllm#51226: seeds were ignored on CPU next to an unseeded request."""
+    prompt = random_prompts(1)[0]
+    seeded = [
+        SamplingParams(max_tokens=16, seed=11, temperature=t, top_k=k, top_p=p, min_p=m, ignore_eos=True)
+        for t, k, p, m in [(1.0, 0, 1.0, 0.0), (1.3, 40, 0.9, 0.0), (0.7, 0, 0.95, 0.05)]
+    ]
+    alone = [llm.generate(prompt, params)[0].token_ids for params in seeded]
+    noise = [SamplingParams(max_tokens=20, temperature=1.0), SamplingParams(max_tokens=9, temperature=0.0)]
+    batch = [prompt, *random_prompts(2, 1), prompt, prompt]
+    mixed = llm.generate(batch, [seeded[0], *noise, seeded[1], seeded[2]])
+    assert [mixed[i].token_ids for i in (0, 3, 4)] == alone
+    assert llm.generate(prompt, SamplingParams(max_tokens=16, seed=12))[0].token_ids != alone[0][:16]
+
+
+def test_unseeded_requests_differ(llm: LLM) -> None:
+    outputs = llm.generate([random_prompts(1)[0]] * 4, SamplingParams(max_tokens=12, ignore_eos=True))
+    assert len({tuple(output.token_ids) for output in outputs}) == 4
+
+
+def test_end_of_sequence_stop_token_and_length(llm: LLM) -> None:
+    prompt = random_prompts(1)[0]
+    [free] = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
+    assert free.finish_reason is FinishReason.LENGTH and free.stop_reason is None
+    last = free.token_ids[4]
+    first = free.token_ids.index(last)
+    [stopped] = llm.generate(
+        prompt, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, stop_token_ids=(last,))
+    )
+    assert stopped.finish_reason is FinishReason.STOP and stopped.stop_reason == last
+    assert stopped.token_ids == free.token_ids[: first + 1]
+    assert stopped.text == llm.engine.tokenizer.decode(free.token_ids[:first])
+
+
+def test_stop_string_cuts_text_and_tokens(llm: LLM) -> None:
+    prompt = random_prompts(1)[0]
+    [free] = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+    stop = free.text[6:9]
+    where = free.text.index(stop)
+    [cut] = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, stop=(stop,)))
+    assert (cut.finish_reason, cut.stop_reason) == (FinishReason.STOP, stop)
+    assert cut.text == free.text[:where]
+    assert len(cut.token_ids) < 30 and cut.token_ids == free.token_ids[: len(cut.token_ids)]
+    [kept] = llm.generate(
+        prompt,
+        SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, stop=(stop,), include_stop_str_in_output=True),
+    )
+    assert kept.text == free.text[: where + len(stop)]
+
+
+def test_log_probabilities_equal_transformers(llm: LLM, tiny_path: Callable[..., Path]) -> None:
+    [output] = llm.generate(
+        random_prompts(1), SamplingParams(max_tokens=10, seed=3, temperature=1.7, logprobs=4, ignore_eos=True)
+    )
+    with torch.inference_mode():
+        ids = torch.tensor([output.prompt_token_ids + output.token_ids])
+        expected = load_oracle(tiny_path()).model(ids).logits[0].log_softmax(-1)[len(output.prompt_token_ids) - 1 : -1]
+    assert len(output.logprobs) == 10
+    for row, token, entry in zip(expected, output.token_ids, output.logprobs, strict=True):
+        assert entry.token_id == token
+        assert entry.logprob == pytest.approx(row[token].item(), abs=1e-4)
+        values, indices = row.topk(4)
+        assert [index for index, _ in entry.top] == indices.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(values.tolist(), abs=1e-4)
+
+
+def test_perplexity_example(tiny_path: Callable[..., Path], start_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    """The example's number is transformers' cross entropy over the answer."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_path(), folder)
+    shutil.copy(EXAMPLES / "perplexity" / "ksana_plugin.py", folder)
+    llm = start_llm(folder, trust_remote_code=True)
+    [output] = llm.generate("What is the capital", SamplingParams(max_tokens=12, seed=1, ignore_eos=True))
+    with torch.inference_mode():
+        ids = torch.tensor([output.prompt_token_ids + output.token_ids])
+        logits = load_oracle(tiny_path()).model(ids).logits[0, len(output.prompt_token_ids) - 1 : -1]
+        expected = math.exp(torch.nn.functional.cross_entropy(logits, torch.tensor(output.token_ids)).item())
+    assert output.extra["perplexity"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "param"),
+    [
+        ([], {}, "prompt"),
+        ("", {}, "prompt"),
+        ([5, -1], {}, "prompt"),
+        ([5, 512], {}, "prompt"),
+        ([2**63], {}, "prompt"),
+        ([5] * 512, {}, "prompt"),
+        ([5], {"stop_token_ids": (512,)}, "stop_token_ids"),
+        ([5], {"stop_token_ids": (-1,)}, "stop_token_ids"),
+    ],
+)
+def test_impossible_requests_are_refused(llm: LLM, prompt: Any, sampling: dict[str, Any], param: str) -> None:
+    """vllm#7283, #16529, #9634: an empty prompt, or an id outside the vocabulary, ended the engine."""
+    with pytest.raises(RequestError) as caught:
+        llm.generate([prompt], SamplingParams(max_tokens=2, **sampling))
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert len(llm.generate([[5, 6]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_k": -2},
+        {"top_k": 1.5},
+        {"min_p": 2.0},
+        {"max_tokens": 0},
+        {"max_tokens": 2.5},
+        {"seed": 2**64},
+        {"stop": ("",)},
+        {"stop": ("a",) * 17},
+        {"logprobs": 21},
+        {"logprobs": True},
+    ],
+)
+def test_absurd_sampling_values_name_their_field(values: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**values)
+    assert caught.value.param == next(iter(values)) and caught.value.status == 400
+
+
+def test_tiny_temperature_is_finite_and_nearly_greedy(llm: LLM) -> None:
+    """Dividing by the smallest temperatures must not make infinities that end the request."""
+    prompt = random_prompts(1)[0]
+    [greedy] = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+    for temperature in (1e-6, 1e-38, 5e-324):
+        for more in ({}, {"top_p": 0.9}, {"top_k": 5}):
+            [output] = llm.generate(
+                prompt, SamplingParams(temperature=temperature, max_tokens=6, ignore_eos=True, **more)
+            )
+            assert output.token_ids == greedy.token_ids

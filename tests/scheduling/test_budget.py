@@ -1,0 +1,184 @@
+"""What goes into a step: budget, chunks, order, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ksana.types.request import Request, RequestStatus
+from ksana.types.sampling import SamplingParams
+
+MakeBench = Callable[..., Any]
+
+
+def test_one_request_from_prompt_to_end(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    request = bench.add(6, max_tokens=3)
+    counts = [bench.step().num_scheduled_tokens for _ in range(3)]
+    assert counts == [{"r0": 6}, {"r0": 1}, {"r0": 1}]
+    assert request.status is RequestStatus.FINISHED_LENGTH
+    assert request.num_output_tokens == 3
+    assert bench.step().removed_request_ids == ["r0"]
+    bench.assert_empty()
+
+
+def test_budget_limits_the_tokens_of_a_step(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_batched_tokens=10)
+    for _ in range(3):
+        bench.add(7, max_tokens=5)
+    assert bench.step().num_scheduled_tokens == {"r0": 7, "r1": 3}
+    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 4, "r2": 5}
+    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 1, "r2": 2}
+    bench.run()
+
+
+def test_running_requests_come_before_waiting_ones(make_bench: MakeBench) -> None:
+    """Nobody who is being answered pauses for a newcomer."""
+    bench = make_bench(max_num_batched_tokens=4)
+    for _ in range(4):
+        bench.add(1, max_tokens=6)
+    bench.step()
+    bench.add(9, max_tokens=1)
+    for _ in range(4):
+        assert bench.step().num_scheduled_tokens == {f"r{i}": 1 for i in range(4)}
+    bench.run()
+
+
+def test_budget_below_the_number_of_running_requests_starves_nobody(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_batched_tokens=2, max_num_seqs=8)
+    requests = [bench.add(3, max_tokens=3) for _ in range(5)]
+    bench.run()
+    assert all(request.num_output_tokens == 3 for request in requests)
+
+
+@pytest.mark.parametrize(("chunk", "steps"), [(1, 10), (7, 2), (9, 2), (10, 1), (0, 1)])
+def test_prompt_is_computed_in_chunks(make_bench: MakeBench, chunk: int, steps: int) -> None:
+    bench = make_bench(split_fuse_token_num=chunk)
+    request = bench.add(10, max_tokens=2)
+    for number in range(1, steps + 1):
+        scheduled = bench.step().num_scheduled_tokens["r0"]
+        assert scheduled <= (chunk or 10)
+        # A chunk in the middle of a prompt must not yield a token.
+        assert request.num_output_tokens == (1 if number == steps else 0)
+        assert len(bench.updates) == (1 if number == steps else 0)
+    bench.run()
+
+
+def test_chunk_size_is_a_limit_for_each_request_not_for_the_step(make_bench: MakeBench) -> None:
+    bench = make_bench(split_fuse_token_num=4, max_num_batched_tokens=10)
+    for _ in range(3):
+        bench.add(9)
+    assert bench.step().num_scheduled_tokens == {"r0": 4, "r1": 4, "r2": 2}
+    bench.run()
+
+
+def test_no_more_requests_run_than_allowed(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_seqs=2)
+    for _ in range(3):
+        bench.add(3, max_tokens=2)
+    assert list(bench.step().num_scheduled_tokens) == ["r0", "r1"]
+    bench.step()
+    assert list(bench.step().num_scheduled_tokens) == ["r2"]
+    bench.run()
+
+
+def test_first_come_first_served(make_bench: MakeBench) -> None:
+    """Priorities are ignored, and a short request does not overtake a long one that does not fit yet."""
+    bench = make_bench(num_blocks=6, max_num_seqs=8)
+    bench.add(12, max_tokens=4)
+    bench.add(16, max_tokens=1)
+    bench.add(1, max_tokens=1, priority=-5)
+    assert list(bench.step().num_scheduled_tokens) == ["r0"]
+    while bench.scheduler.num_running:
+        step = bench.step()
+        assert "r2" not in step.num_scheduled_tokens or "r1" in step.num_scheduled_tokens
+    bench.run()
+
+
+def test_priority_order(make_bench: MakeBench) -> None:
+    """Lower numbers first, and first come first served among equals."""
+    bench = make_bench(max_num_seqs=1, policy="priority")
+    for priority in (1, 0, 1, -1, 0):
+        bench.add(3, max_tokens=1, priority=priority)
+    served = []
+    while bench.scheduler.requests:
+        served += list(bench.step().num_scheduled_tokens)
+    assert served == ["r3", "r1", "r4", "r0", "r2"]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_cached_prefix_is_not_computed_again(make_bench: MakeBench, caching: bool) -> None:
+    bench = make_bench(caching=caching)
+    prompt = list(range(11))
+    bench.add(prompt)
+    bench.run()
+    request = bench.add(prompt)
+    assert bench.step().num_scheduled_tokens == {"r1": 3 if caching else 11}
+    assert request.num_cached_tokens == (8 if caching else 0)
+    bench.run()
+    assert request.num_cached_tokens == (8 if caching else 0)
+
+
+def test_prefix_lets_a_request_in_that_would_not_fit_without_it(make_bench: MakeBench) -> None:
+    bench = make_bench(num_blocks=7)
+    prompt = list(range(16))
+    bench.add(prompt, max_tokens=2)
+    bench.step()
+    bench.add([*prompt, 99], max_tokens=2)
+    bench.add([77, *prompt], max_tokens=2)
+    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 1}
+    bench.run()
+
+
+def test_output_stops_at_a_stop_token(make_bench: MakeBench) -> None:
+    probe = make_bench()
+    reference = probe.add([1, 2, 3], max_tokens=5)
+    probe.run()
+    expected = reference.output_token_ids
+    third = expected[2]
+    assert third not in expected[:2]
+
+    def end_of(**options: Any) -> Request:
+        bench = make_bench()
+        request: Request = bench.add([1, 2, 3], max_tokens=5, **options)
+        bench.run()
+        return request
+
+    eos = end_of(eos_token_ids=(third,))
+    assert (eos.output_token_ids, eos.status, eos.stop_reason) == (
+        expected[:3], RequestStatus.FINISHED_STOPPED, None
+    )  # fmt: skip
+    stop = end_of(sampling=SamplingParams(stop_token_ids=(third,)))
+    assert (stop.output_token_ids, stop.status, stop.stop_reason) == (
+        expected[:3], RequestStatus.FINISHED_STOPPED, third
+    )  # fmt: skip
+    ignored = end_of(eos_token_ids=(third,), sampling=SamplingParams(ignore_eos=True))
+    assert ignored.output_token_ids == expected
+    both = end_of(eos_token_ids=(third,), sampling=SamplingParams(ignore_eos=True, stop_token_ids=(third,)))
+    assert (both.output_token_ids, both.stop_reason) == (expected[:3], third)
+
+
+def test_several_tokens_of_one_step_end_at_the_stop_token(make_bench: MakeBench) -> None:
+    """What an executor has computed past the end is dropped."""
+    bench = make_bench()
+    request = bench.add([1, 2, 3], max_tokens=9, eos_token_ids=(7,))
+    step = bench.scheduler.schedule()
+    output = bench.executor.execute(step)
+    output.sampled_token_ids["r0"] = [5, 7, 8, 9]
+    [update] = bench.scheduler.update_from_output(step, output)
+    assert update.new_token_ids == request.output_token_ids == [5, 7]
+    assert request.status is RequestStatus.FINISHED_STOPPED
+
+
+def test_first_scheduled_time_is_kept_over_a_preemption(make_bench: MakeBench) -> None:
+    bench = make_bench(num_blocks=4)
+    bench.add(4, max_tokens=9)
+    request = bench.add(4, max_tokens=9)
+    bench.clock.now = 5.0
+    bench.step()
+    bench.clock.now = 6.0
+    bench.run()
+    assert request.num_preemptions > 0
+    assert request.first_scheduled_time == 5.0
