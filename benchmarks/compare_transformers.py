@@ -122,12 +122,16 @@ def measure(generate: Generate, seed: int) -> dict[str, float]:
         figures[f"decode, {batch} at once"] = batch * (count - 1) / (total - first)
     for batch, length in PREFILL:
         generate(prompts(batch, length), 1)
-        figures[f"prefill, {batch} x {length}"] = batch * length / min(seconds(prompts(batch, length), 1) for _ in range(3))
+        figures[f"prefill, {batch} x {length}"] = (
+            batch * length / min(seconds(prompts(batch, length), 1) for _ in range(3))
+        )
     return figures
 
 
 def report(results: dict[str, list[dict[str, float]]], arguments: argparse.Namespace) -> None:
-    print(f"SmolLM2-135M, {arguments.dtype}, {arguments.threads} threads, medians of {arguments.rounds} rounds, tokens/s")
+    print(
+        f"SmolLM2-135M, {arguments.dtype}, {arguments.threads} threads, medians of {arguments.rounds} rounds, tokens/s"
+    )
     print(f"{'scenario':<22}{'ksana':>10}{'transformers':>14}{'ratio':>8}   spread of the ratio")
     for scenario in results["ksana"][0]:
         ours, theirs = ([figures[scenario] for figures in results[engine]] for engine in ENGINES)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from ksana import LLM
+from ksana.testing import tiny_model
 
 # Every run of the default profile draws the same examples; the nightly one draws many, and others each time.
 _SLOW_MACHINES = [HealthCheck.too_slow]
@@ -51,3 +57,35 @@ def write_package(tmp_path: Path) -> Callable[..., Path]:
         return site
 
     return write
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Folder of a tiny model; made once for equal arguments."""
+
+    @cache
+    def make(key: tuple[tuple[str, str], ...], architecture: str) -> Path:
+        overrides = {name: ast.literal_eval(value) for name, value in key}
+        return tiny_model(tmp_path_factory.mktemp(architecture), architecture, **overrides)
+
+    def tiny(architecture: str = "llama", **overrides: Any) -> Path:
+        return make(tuple((name, repr(value)) for name, value in sorted(overrides.items())), architecture)
+
+    return tiny
+
+
+@pytest.fixture
+def start_llm() -> Iterator[Callable[..., LLM]]:
+    """Start an offline engine that verifies its blocks whenever it is idle; at the end no block may be missing."""
+    started: list[tuple[LLM, int]] = []
+
+    def start(model: Path | str, **options: Any) -> LLM:
+        llm = LLM(str(model), **{"check_integrity": True, "threads": 1, "num_blocks": 200, **options})
+        started.append((llm, llm.engine.num_free_blocks))
+        return llm
+
+    yield start
+    for llm, free_at_start in started:
+        llm.close()
+        assert llm.engine.num_unfinished() == 0
+        assert llm.engine.num_free_blocks == free_at_start

@@ -21,4 +21,5 @@ def _create(config: KernelConfig) -> CPUBackend:
 
 @hookimpl
 def ksana_kernel_backends(register: Callable[[KernelBackendInfo], None]) -> None:
+    """Offer the CPU at the lowest priority."""
     register(KernelBackendInfo("cpu", "cpu", priority=0, probe=lambda: None, create=_create))

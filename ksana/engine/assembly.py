@@ -94,9 +94,7 @@ def _create_text(
     tokenizer: Tokenizer | None = plugins.hook.ksana_create_tokenizer(model_path=source, config=model_config)
     if tokenizer is None:
         raise ModelLoadError(f"no plugin finds a tokenizer at {source}; name a folder that has one with --tokenizer")
-    chat_template: ChatTemplate | None = plugins.hook.ksana_create_chat_template(
-        model_path=source, config=model_config
-    )
+    chat_template: ChatTemplate | None = plugins.hook.ksana_create_chat_template(model_path=source, config=model_config)
     return tokenizer, chat_template
 
 
@@ -119,9 +117,7 @@ def _load_model(path: Path, config: ModelConfig, backend: KernelBackend, plugins
 
 def _create_scheduler(config: KsanaConfig, kv_config: KVCacheConfig) -> Scheduler:
     cache = config.cache
-    kv = KVCacheManager(
-        kv_config, enable_prefix_caching=cache.enable_prefix_caching, hash_seed=cache.prefix_hash_seed
-    )
+    kv = KVCacheManager(kv_config, enable_prefix_caching=cache.enable_prefix_caching, hash_seed=cache.prefix_hash_seed)
     return Scheduler(config.scheduler, kv)
 
 

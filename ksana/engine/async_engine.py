@@ -15,8 +15,8 @@ from ksana.engine.core import EngineCore
 from ksana.engine.output_processor import OutputDelta
 from ksana.engine.stream import RequestStream
 from ksana.errors import EngineDeadError, RequestError
-from ksana.plugin.maybe_await import call_in_order
 from ksana.plugin.manager import KsanaPluginManager
+from ksana.plugin.maybe_await import call_in_order
 from ksana.text.chat_template import ChatTemplate
 from ksana.text.tokenizer import Tokenizer
 from ksana.types.config import KsanaConfig

@@ -109,7 +109,9 @@ class EngineCore:
         return self._fail_all(running, "the computation failed; the server's log says why")
 
     def _fail_broken(self, request_ids: list[str]) -> list[OutputDelta]:
-        return self._fail_all(request_ids, "the model computed no finite numbers for this request") if request_ids else []
+        return (
+            self._fail_all(request_ids, "the model computed no finite numbers for this request") if request_ids else []
+        )
 
     def _fail_all(self, request_ids: list[str], message: str) -> list[OutputDelta]:
         error = RequestError(

@@ -42,8 +42,10 @@ class OutputProcessor:
         self._states[request.request_id] = _TextState(request, self._tokenizer)
 
     def push(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs]) -> OutputDelta:
-        """Turn new tokens into text. A stop string sets ``stop_reason`` and cuts text and tokens behind it; ending the
-        request is then the caller's business."""
+        """Turn new tokens into text.
+
+        A stop string sets ``stop_reason`` and cuts text and tokens behind it; the caller then ends the request.
+        """
         state = self._states[request.request_id]
         if state.first_token_time is None and token_ids:
             state.first_token_time = time.monotonic()

@@ -65,11 +65,11 @@ class RequestStream:
 
     async def result(self) -> RequestOutput:
         """Wait for the end. Returns the last output, whose ``text`` and ``token_ids`` are complete."""
-        output = None
+        last = None
         async for output in self:
-            pass
-        assert output is not None, "the stream had been read to its end before"
-        return output
+            last = output
+        assert last is not None, "the stream had been read to its end before"
+        return last
 
     def __aiter__(self) -> AsyncIterator[RequestOutput]:
         return self

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @hookspec
-def ksana_preprocess(draft: RequestDraft, context: ProcessingContext) -> None | Awaitable[None]:
+def ksana_preprocess(draft: RequestDraft, context: ProcessingContext) -> Awaitable[None] | None:
     """Edit the draft in place: prompt, token ids, messages, embeddings, sampling.
 
     When: once per request, before tokenisation and validation, on the event loop. May be ``async def``; slow work
@@ -32,9 +32,7 @@ def ksana_preprocess(draft: RequestDraft, context: ProcessingContext) -> None | 
 
 
 @hookspec
-def ksana_postprocess(
-    output: RequestOutput, draft: RequestDraft, context: ProcessingContext
-) -> None | Awaitable[None]:
+def ksana_postprocess(output: RequestOutput, draft: RequestDraft, context: ProcessingContext) -> Awaitable[None] | None:
     """Look at, or change in place, the last output of a request before its consumer gets it.
 
     When: once per request that ended with ``stop`` or ``length``, after its last token. May be ``async def``. Not

@@ -107,7 +107,9 @@ class LlamaModel:
         rows = [(f"{prefix}.gate_proj", config.intermediate_size), (f"{prefix}.up_proj", config.intermediate_size)]
         return GatedMLPWeights(
             gate_up=self._add_linear(rows, config.hidden_size, config.mlp_bias),
-            down=self._add_linear([(f"{prefix}.down_proj", config.hidden_size)], config.intermediate_size, config.mlp_bias),
+            down=self._add_linear(
+                [(f"{prefix}.down_proj", config.hidden_size)], config.intermediate_size, config.mlp_bias
+            ),
         )
 
     def _add_linear(self, rows_of: list[tuple[str, int]], in_features: int, has_bias: bool) -> Linear:

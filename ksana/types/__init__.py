@@ -1,0 +1,1 @@
+"""Plain data that the floors hand to each other. No torch here."""

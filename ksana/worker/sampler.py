@@ -76,10 +76,10 @@ def token_logprobs(logits: torch.Tensor, tokens: np.ndarray, counts: np.ndarray)
         tokens: int64 [n], drawn.
         counts: int64 [n], how many of the likeliest each row wants.
     """
-    totals = logits.logsumexp(dim=-1, keepdim=True)
-    chosen = (logits.gather(-1, torch.from_numpy(tokens)[:, None]) - totals)[:, 0].tolist()
-    values, ids = logits.topk(min(int(counts.max()), logits.shape[-1]), dim=-1)
-    rows = zip(tokens.tolist(), chosen, ids.tolist(), (values - totals).tolist(), counts.tolist(), strict=True)
+    logprobs = logits.log_softmax(dim=-1)
+    chosen = logprobs.gather(-1, torch.from_numpy(tokens)[:, None])[:, 0].tolist()
+    values, ids = logprobs.topk(min(int(counts.max()), logits.shape[-1]), dim=-1)
+    rows = zip(tokens.tolist(), chosen, ids.tolist(), values.tolist(), counts.tolist(), strict=True)
     return [
         TokenLogprobs(token, logprob, tuple(zip(top_ids[:count], top_values[:count], strict=True)))
         for token, logprob, top_ids, top_values, count in rows

@@ -142,9 +142,7 @@ class _Failing:
 
 def test_a_full_queue_refuses_with_429_and_serves_on(run: Callable[..., None]) -> None:
     async def scenario(engine: AsyncEngine) -> None:
-        results = await asyncio.gather(
-            *(complete(engine, draft(10, 30)) for _ in range(12)), return_exceptions=True
-        )
+        results = await asyncio.gather(*(complete(engine, draft(10, 30)) for _ in range(12)), return_exceptions=True)
         refused = [result for result in results if isinstance(result, RequestError)]
         assert refused and all((error.status, error.code) == (429, "queue_full") for error in refused)
         assert len(results) - len(refused) >= 2

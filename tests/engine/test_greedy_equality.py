@@ -16,7 +16,7 @@ import pytest
 from ksana import LLM, SamplingParams
 from ksana.kv.layout import group_layers, kv_cache_specs
 from ksana.models.hf_config import load_hf_config
-from tests.engine.conftest import Oracle, load_oracle
+from ksana.testing import TransformersOracle
 
 ROPE = {"rope_theta": 10000.0}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -68,13 +68,13 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest, tiny_path: Callable[..., Path]) -> tuple[Path, Oracle]:
+def model(request: pytest.FixtureRequest, tiny_path: Callable[..., Path]) -> tuple[Path, TransformersOracle]:
     architecture, overrides = MODELS[request.param]
     path = tiny_path(architecture, **overrides)
-    return path, load_oracle(path)
+    return path, TransformersOracle(path)
 
 
-def check(outputs: list[Any], oracle: Oracle, count: int = OUTPUT) -> None:
+def check(outputs: list[Any], oracle: TransformersOracle, count: int = OUTPUT) -> None:
     for output in outputs:
         assert len(output.token_ids) == count
         assert output.token_ids == oracle.greedy_after(output)
@@ -83,7 +83,7 @@ def check(outputs: list[Any], oracle: Oracle, count: int = OUTPUT) -> None:
 @pytest.mark.parametrize("chunk", [0, 1, 7])
 @pytest.mark.parametrize("prefix_caching", [True, False], ids=["prefix", "no-prefix"])
 def test_singly_and_batched(
-    model: tuple[Path, Oracle], start_llm: Callable[..., LLM], chunk: int, prefix_caching: bool
+    model: tuple[Path, TransformersOracle], start_llm: Callable[..., LLM], chunk: int, prefix_caching: bool
 ) -> None:
     path, oracle = model
     llm = start_llm(path, split_fuse_token_num=chunk, enable_prefix_caching=prefix_caching)
@@ -101,7 +101,7 @@ def test_singly_and_batched(
 @pytest.mark.parametrize("chunk", [0, 1, 7])
 @pytest.mark.parametrize("prefix_caching", [True, False], ids=["prefix", "no-prefix"])
 def test_preempted(
-    model: tuple[Path, Oracle], start_llm: Callable[..., LLM], chunk: int, prefix_caching: bool
+    model: tuple[Path, TransformersOracle], start_llm: Callable[..., LLM], chunk: int, prefix_caching: bool
 ) -> None:
     """Eight short prompts are let in together, and outgrow a cache that has room for one long request."""
     path, oracle = model
@@ -119,9 +119,8 @@ def test_preempted(
     assert sum(output.stats.num_preemptions for output in outputs) > 0
 
 
-def test_generate_agrees_with_the_oracle(model: tuple[Path, Oracle], start_llm: Callable[..., LLM]) -> None:
+def test_generate_agrees_with_the_oracle(model: tuple[Path, TransformersOracle], start_llm: Callable[..., LLM]) -> None:
     """The oracle's single forward is a claim about decoding with a cache: here transformers decodes."""
     path, oracle = model
     prompt = prompts()[3]
     assert start_llm(path).generate(prompt, GREEDY)[0].token_ids == oracle.generate(prompt, OUTPUT)
-

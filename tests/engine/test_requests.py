@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ksana import LLM, RequestError, SamplingParams
+from ksana.testing import TransformersOracle
 from ksana.types.output import FinishReason
-from tests.engine.conftest import load_oracle
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -29,24 +29,11 @@ def random_prompts(count: int, seed: int = 0) -> list[list[int]]:
     return [[rng.randrange(3, 500) for _ in range(rng.randrange(3, 60))] for _ in range(count)]
 
 
-def test_prefix_cache_never_changes_tokens(llm: LLM) -> None:
-    """vllm#5543, #54490, #7845: cold, warm and in another order, the tokens are the same."""
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    prompts = random_prompts(8)
-    prompts += [prompt + prompt[:7] for prompt in prompts]
-    cold = {tuple(o.prompt_token_ids): o.token_ids for o in llm.generate(prompts, params)}
-    for seed in range(3):
-        shuffled = random.Random(seed).sample(prompts, len(prompts))
-        warm = llm.generate(shuffled, params)
-        assert {tuple(o.prompt_token_ids): o.token_ids for o in warm} == cold
-        assert any(o.stats.num_cached_tokens for o in warm)
-
-
 def test_generated_tokens_are_found_in_the_cache(llm: LLM) -> None:
     """The next turn of a conversation reuses the answer too, not only the prompt."""
     [first] = llm.generate(random_prompts(1), SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True))
     turn = first.prompt_token_ids + first.token_ids
-    [second] = llm.generate([turn + [5, 6]], SamplingParams(max_tokens=1))
+    [second] = llm.generate([[*turn, 5, 6]], SamplingParams(max_tokens=1))
     assert second.stats.num_cached_tokens == (len(turn) - 1) // 16 * 16 > len(first.prompt_token_ids)
 
 
@@ -104,9 +91,7 @@ def test_log_probabilities_equal_transformers(llm: LLM, tiny_path: Callable[...,
     [output] = llm.generate(
         random_prompts(1), SamplingParams(max_tokens=10, seed=3, temperature=1.7, logprobs=4, ignore_eos=True)
     )
-    with torch.inference_mode():
-        ids = torch.tensor([output.prompt_token_ids + output.token_ids])
-        expected = load_oracle(tiny_path()).model(ids).logits[0].log_softmax(-1)[len(output.prompt_token_ids) - 1 : -1]
+    expected = TransformersOracle(tiny_path()).output_logits(output).log_softmax(-1)
     assert len(output.logprobs) == 10
     for row, token, entry in zip(expected, output.token_ids, output.logprobs, strict=True):
         assert entry.token_id == token
@@ -123,32 +108,9 @@ def test_perplexity_example(tiny_path: Callable[..., Path], start_llm: Callable[
     shutil.copy(EXAMPLES / "perplexity" / "ksana_plugin.py", folder)
     llm = start_llm(folder, trust_remote_code=True)
     [output] = llm.generate("What is the capital", SamplingParams(max_tokens=12, seed=1, ignore_eos=True))
-    with torch.inference_mode():
-        ids = torch.tensor([output.prompt_token_ids + output.token_ids])
-        logits = load_oracle(tiny_path()).model(ids).logits[0, len(output.prompt_token_ids) - 1 : -1]
-        expected = math.exp(torch.nn.functional.cross_entropy(logits, torch.tensor(output.token_ids)).item())
+    logits = TransformersOracle(tiny_path()).output_logits(output)
+    expected = math.exp(torch.nn.functional.cross_entropy(logits, torch.tensor(output.token_ids)).item())
     assert output.extra["perplexity"] == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "sampling", "param"),
-    [
-        ([], {}, "prompt"),
-        ("", {}, "prompt"),
-        ([5, -1], {}, "prompt"),
-        ([5, 512], {}, "prompt"),
-        ([2**63], {}, "prompt"),
-        ([5] * 512, {}, "prompt"),
-        ([5], {"stop_token_ids": (512,)}, "stop_token_ids"),
-        ([5], {"stop_token_ids": (-1,)}, "stop_token_ids"),
-    ],
-)
-def test_impossible_requests_are_refused(llm: LLM, prompt: Any, sampling: dict[str, Any], param: str) -> None:
-    """vllm#7283, #16529, #9634: an empty prompt, or an id outside the vocabulary, ended the engine."""
-    with pytest.raises(RequestError) as caught:
-        llm.generate([prompt], SamplingParams(max_tokens=2, **sampling))
-    assert (caught.value.status, caught.value.param) == (400, param)
-    assert len(llm.generate([[5, 6]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
 
 
 @pytest.mark.parametrize(

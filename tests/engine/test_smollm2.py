@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
-import transformers
 
 from ksana import LLM, SamplingParams
 from ksana.models.locate import resolve_model
+from ksana.testing import TransformersOracle
 from ksana.types.output import RequestOutput
-from tests.engine.conftest import Oracle
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -37,19 +35,12 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
 
 
 @pytest.fixture(scope="module")
-def oracle() -> Oracle:
-    path = resolve_model("demo")
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent,
-        gguf_file=path.name,
-        quantization_config=transformers.GgufConfig(dequantize=True),
-        dtype=torch.float32,
-    )
-    return Oracle(model.eval())
+def oracle() -> TransformersOracle:
+    return TransformersOracle(resolve_model("demo"))
 
 
 @pytest.mark.timeout(600)
-def test_greedy_tokens_equal_transformers(oracle: Oracle) -> None:
+def test_greedy_tokens_equal_transformers(oracle: TransformersOracle) -> None:
     conversations = [[{"role": "user", "content": question}] for question in QUESTIONS]
     with LLM("demo", dtype="float32", num_blocks=1000, check_integrity=True) as llm:
         singly = [llm.chat(conversation, GREEDY)[0] for conversation in conversations]
