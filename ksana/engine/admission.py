@@ -44,6 +44,7 @@ class Admission:
             embeddings=tuple(draft.embeddings),
             cache_salt=draft.cache_salt,
             priority=draft.priority,
+            final_only=draft.final_only,
         )
 
     def _token_ids(self, draft: RequestDraft) -> list[int]:

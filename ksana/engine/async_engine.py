@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable
 
 from ksana.engine.admission import Admission
-from ksana.engine.assembly import EngineParts, assemble
+from ksana.engine.assembly import assemble
+from ksana.engine.context import ProcessingContext
 from ksana.engine.core import EngineCore
 from ksana.engine.output_processor import OutputDelta
+from ksana.engine.step_loop import StepLoop
 from ksana.engine.stream import RequestStream
 from ksana.errors import EngineDeadError, RequestError
 from ksana.plugin.manager import KsanaPluginManager
@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 _INLINE_PROMPT_CHARACTERS = 4096
 """Longer prompts are tokenised in a thread: the loop must stay responsive."""
 
-_JOIN_TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.02
 
 
@@ -39,14 +38,15 @@ class AsyncEngine:
     the core. They talk through one inbox and ``call_soon_threadsafe``, once a step.
     """
 
-    def __init__(self, parts: EngineParts, plugins: KsanaPluginManager) -> None:
-        self.context = parts.context
+    def __init__(self, loop: StepLoop, context: ProcessingContext, plugins: KsanaPluginManager) -> None:
+        self.context = context
         self.plugin_manager = plugins
-        self._admission = Admission(parts.context)
+        self._admission = Admission(context)
         self._streams: dict[str, RequestStream] = {}
-        self._loop = _StepLoop(parts.core, self._deliver, self._die)
         self._dead: EngineDeadError | None = None
         self._stopped = False
+        self._loop = loop
+        loop.serve(self._deliver, self._die)
 
     @classmethod
     def start(cls, config: KsanaConfig, plugin_manager: KsanaPluginManager) -> AsyncEngine:
@@ -55,8 +55,8 @@ class AsyncEngine:
         Raises:
             UsageError: something about the model, the configuration or a plugin is wrong.
         """
-        engine = cls(assemble(config, plugin_manager), plugin_manager)
-        engine._loop.start()
+        loop = StepLoop(lambda: assemble(config, plugin_manager))
+        engine = cls(loop, loop.start(), plugin_manager)
         plugin_manager.hook.ksana_engine_started(engine=engine)
         return engine
 
@@ -206,54 +206,3 @@ class AsyncEngine:
 def _push_all(news: list[tuple[RequestStream, OutputDelta]]) -> None:
     for stream, delta in news:
         stream.push(delta)
-
-
-class _StepLoop:
-    """The thread that owns the core: works off its inbox between steps, and sleeps when there is nothing to do."""
-
-    def __init__(
-        self,
-        core: EngineCore,
-        deliver: Callable[[Iterable[OutputDelta]], None],
-        die: Callable[[EngineDeadError], None],
-    ) -> None:
-        self.core = core
-        self._deliver = deliver
-        self._die = die
-        self._inbox: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="ksana-engine", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def post(self, command: Callable[[EngineCore], None]) -> None:
-        """Run ``command`` on the step thread, before the next step."""
-        self._inbox.put(command)
-
-    def stop(self) -> None:
-        """End the thread after its present step. Safe to call from any other thread."""
-        self._inbox.put(None)
-        if self._thread.is_alive():
-            self._thread.join(_JOIN_TIMEOUT_S)
-
-    def _run(self) -> None:
-        try:
-            while self._work_off_inbox():
-                if self.core.has_work():
-                    self._deliver(self.core.step())
-        except Exception as error:
-            logger.critical("the engine loop has died", exc_info=True)
-            self._die(EngineDeadError(f"the engine loop has died: {type(error).__name__}"))
-
-    def _work_off_inbox(self) -> bool:
-        """Returns False when told to stop. Blocks only if there is nothing else to do."""
-        block = not self.core.has_work()
-        while True:
-            try:
-                command = self._inbox.get(block=block)
-            except queue.Empty:
-                return True
-            if command is None:
-                return False
-            command(self.core)
-            block = False

@@ -79,20 +79,21 @@ class EngineCore:
             return expired + self._fail_step(step, error)
         deltas = expired + self._fail_broken(output.broken_request_ids)
         for update in self.scheduler.update_from_output(step, output):
-            deltas.append(self._process(update))
+            deltas.extend(self._process(update))
         if self._check_integrity and not self.scheduler.requests:
             self.scheduler.kv.check_integrity()
         return deltas
 
-    def _process(self, update: RequestUpdate) -> OutputDelta:
+    def _process(self, update: RequestUpdate) -> list[OutputDelta]:
         request = update.request
-        delta = self._outputs.push(request, update.new_token_ids, update.logprobs)
-        if delta.stop_reason is not None:
+        if self._outputs.push(request, update.new_token_ids, update.logprobs):
             self.scheduler.stop(request)
-        return self._finish(request, delta) if request.status.is_finished else delta
+        if request.status.is_finished:
+            return [self._finish(request)]
+        return [] if request.final_only else [self._outputs.take(request)]
 
-    def _finish(self, request: Request, delta: OutputDelta | None = None) -> OutputDelta:
-        delta = self._outputs.finish(request, delta)
+    def _finish(self, request: Request) -> OutputDelta:
+        delta = self._outputs.finish(request)
         try:
             self._hook.ksana_request_finished(
                 request_id=request.request_id, finish_reason=delta.finish_reason, stats=delta.stats

@@ -130,6 +130,7 @@ class LLM:
             task = bar.add_task("Generating", total=len(drafts))
 
             async def complete(draft: RequestDraft) -> RequestOutput:
+                draft.final_only = True
                 async with await self.engine.submit(draft) as stream:
                     output = await stream.result()
                 bar.advance(task)

@@ -41,29 +41,23 @@ class OutputProcessor:
         """Start a request."""
         self._states[request.request_id] = _TextState(request, self._tokenizer)
 
-    def push(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs]) -> OutputDelta:
-        """Turn new tokens into text.
+    def push(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+        """Take in new tokens. True if a stop string cut text and tokens: the caller then ends the request."""
+        return self._states[request.request_id].push(request, token_ids, logprobs)
 
-        A stop string sets ``stop_reason`` and cuts text and tokens behind it; the caller then ends the request.
-        """
-        state = self._states[request.request_id]
-        if state.first_token_time is None and token_ids:
-            state.first_token_time = time.monotonic()
-        delta = OutputDelta(request.request_id)
-        state.push(request, token_ids, delta)
-        delta.logprobs = logprobs[: len(delta.token_ids)]
-        return delta
+    def take(self, request: Request) -> OutputDelta:
+        """What has been added to a request since the last call."""
+        return self._states[request.request_id].take()
 
-    def finish(self, request: Request, delta: OutputDelta | None = None) -> OutputDelta:
-        """Complete the last delta of a request: flush what was held back, say why it ended. Drops its state."""
+    def finish(self, request: Request) -> OutputDelta:
+        """The last delta of a request: flush what was held back, say why it ended. Drops its state."""
         state = self._states.pop(request.request_id)
-        delta = delta or OutputDelta(request.request_id)
-        if delta.stop_reason is None:
-            state.flush(delta)
-            delta.stop_reason = delta.stop_reason or request.stop_reason
+        state.flush()
+        delta = state.take()
         # A stop string may be complete in the very token that also reached the length limit: the string wins.
         stopped = isinstance(delta.stop_reason, str)
         delta.finish_reason = FinishReason.STOP if stopped else FINISH_REASONS[request.status]
+        delta.stop_reason = delta.stop_reason if stopped else request.stop_reason
         delta.error = request.error
         delta.stats = state.stats(request)
         return delta
@@ -72,46 +66,56 @@ class OutputProcessor:
 class _TextState:
     """Text side of one request."""
 
-    __slots__ = ("detokenizer", "first_token_time", "matcher", "num_output_tokens")
+    __slots__ = ("_delta", "_detokenizer", "_first_token_time", "_matcher", "_num_output_tokens", "_request_id")
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         sampling = request.sampling
-        self.detokenizer: IncrementalDetokenizer = create_detokenizer(
+        self._request_id = request.request_id
+        self._detokenizer: IncrementalDetokenizer = create_detokenizer(
             tokenizer, request.all_token_ids, sampling.skip_special_tokens
         )
-        self.matcher = StopMatcher(sampling.stop, sampling.include_stop_str_in_output)
-        self.first_token_time: float | None = None
-        self.num_output_tokens = 0
+        self._matcher = StopMatcher(sampling.stop, sampling.include_stop_str_in_output)
+        self._delta = OutputDelta(request.request_id)
+        self._first_token_time: float | None = None
+        self._num_output_tokens = 0
 
-    def push(self, request: Request, token_ids: list[int], delta: OutputDelta) -> None:
+    def push(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
+        if self._first_token_time is None and token_ids:
+            self._first_token_time = time.monotonic()
         visible = len(token_ids)
         if request.status is RequestStatus.FINISHED_STOPPED and not request.sampling.include_stop_str_in_output:
             visible -= 1  # the token that ended it is reported, but is not part of the text
         for position, token in enumerate(token_ids):
-            delta.token_ids.append(token)
-            self.num_output_tokens += 1
-            if position < visible:
-                result = self.matcher.push(self.detokenizer.push([token]))
-                delta.text += result.text_to_emit
-                if result.matched is not None:
-                    delta.stop_reason = result.matched
-                    return
+            self._delta.token_ids.append(token)
+            self._delta.logprobs += logprobs[position : position + 1]
+            self._num_output_tokens += 1
+            if position < visible and self._match(self._detokenizer.push([token])):
+                return True
+        return False
 
-    def flush(self, delta: OutputDelta) -> None:
-        result = self.matcher.push(self.detokenizer.finish())
-        delta.text += result.text_to_emit
-        if result.matched is None:
-            delta.text += self.matcher.finish()
-        delta.stop_reason = result.matched
+    def flush(self) -> None:
+        if self._delta.stop_reason is None and not self._match(self._detokenizer.finish()):
+            self._delta.text += self._matcher.finish()
+
+    def take(self) -> OutputDelta:
+        delta, self._delta = self._delta, OutputDelta(self._request_id)
+        return delta
 
     def stats(self, request: Request) -> RequestStats:
         return RequestStats(
             arrival_time=request.arrival_time,
             first_scheduled_time=request.first_scheduled_time,
-            first_token_time=self.first_token_time,
+            first_token_time=self._first_token_time,
             finished_time=time.monotonic(),
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,
-            num_output_tokens=self.num_output_tokens,
+            num_output_tokens=self._num_output_tokens,
             num_preemptions=request.num_preemptions,
         )
+
+    def _match(self, text: str) -> bool:
+        """Add text up to a stop string; True if there was one."""
+        result = self._matcher.push(text)
+        self._delta.text += result.text_to_emit
+        self._delta.stop_reason = result.matched
+        return result.matched is not None

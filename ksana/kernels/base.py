@@ -73,13 +73,14 @@ class KernelBackend:
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotary position embedding (Su et al. 2021) of heads [T, heads, head_size], halves rotated (NeoX style)."""
-        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+        """Rotary position embedding (Su et al. 2021) of heads [T, heads, head_size], NeoX style, in place."""
+        swapped = x.roll(x.shape[-1] // 2, -1)
+        return torch.addcmul(x.mul_(cos), swapped, sin, out=x)
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """[T, 2 * n] -> [T, n]: SiLU of the first half times the second."""
         gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return F.silu(gate).mul_(up)
 
     def write_kv(self, cache: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
         """Write keys and values [T, 2 * num_kv_heads, head_size] to ``slots`` int64 [T] of a layer's cache."""
@@ -117,13 +118,11 @@ class KernelBackend:
         metadata = context.attention[group_id]
         heads, kv_heads = weights.num_heads, weights.num_kv_heads
         qkv = self.linear(x, weights.qkv).view(x.shape[0], heads + 2 * kv_heads, weights.head_size)
-        rotated = qkv[:, : heads + kv_heads]
+        query, key, kv = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads:]
         if weights.q_norm is not None and weights.k_norm is not None:
-            query = self.rms_norm(qkv[:, :heads], weights.q_norm, eps)
-            key = self.rms_norm(qkv[:, heads : heads + kv_heads], weights.k_norm, eps)
-            rotated = torch.cat((query, key), dim=1)
-        qkv[:, : heads + kv_heads] = self.rotary(rotated, context.cos, context.sin)
-        query, kv = qkv[:, :heads], qkv[:, heads:]
+            query.copy_(self.rms_norm(query, weights.q_norm, eps))
+            key.copy_(self.rms_norm(key, weights.k_norm, eps))
+        self.rotary(qkv[:, : heads + kv_heads], context.cos, context.sin)
         self.write_kv(cache, metadata.slot_mapping, kv)
         attended = self.attention(query, kv, cache, metadata, weights)
         return self.linear(attended.reshape(x.shape[0], heads * weights.head_size), weights.output)

@@ -68,6 +68,7 @@ class GenerateHandler:
         with renamed_params(_param_names(body)):
             draft = make_draft(body, hidden_size=self._engine.model_config.hidden_size)
             draft.external_id = request[REQUEST_ID]
+            draft.final_only = body.stream is False
             async with Generation(self._engine, [draft]) as generation:
                 if body.stream is False:
                     [output] = await generation.results()

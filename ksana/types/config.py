@@ -31,7 +31,7 @@ class ModelOptions(ConfigPart):
 class SchedulerConfig(ConfigPart):
     """Limits of a step and of the queue."""
 
-    max_num_batched_tokens: int = Field(4096, ge=1, description="token budget of one step")
+    max_num_batched_tokens: int = Field(1024, ge=1, description="token budget of one step")
     max_num_seqs: int = Field(128, ge=1, description="most requests running at once")
     max_model_len: int = Field(0, ge=0, description="most tokens of prompt and output; 0: what the model allows")
     split_fuse_token_num: int = Field(0, ge=0, description="most prompt tokens of one request in a step; 0: no limit")

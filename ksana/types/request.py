@@ -48,6 +48,8 @@ class RequestDraft:
     """Lower runs first."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
+    final_only: bool = False
+    """The consumer wants one output, at the end; on the way nobody is woken for it."""
     external_id: str = ""
     """The client's name for the request (``X-Request-Id``); need not be unique."""
 
@@ -104,6 +106,7 @@ class Request:
         "embeddings",
         "eos_token_ids",
         "error",
+        "final_only",
         "first_scheduled_time",
         "max_total_tokens",
         "num_cached_tokens",
@@ -131,6 +134,7 @@ class Request:
         embeddings: tuple[InputEmbedding, ...] = (),
         cache_salt: str = "",
         priority: int = 0,
+        final_only: bool = False,
         arrival_time: float | None = None,
     ) -> None:
         self.request_id = request_id
@@ -144,6 +148,7 @@ class Request:
         self.embeddings = embeddings
         self.cache_salt = cache_salt
         self.priority = priority
+        self.final_only = final_only
         self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
         self.arrival_order = 0  # set by the scheduler
         self.status = RequestStatus.WAITING

@@ -260,6 +260,17 @@ def test_a_slow_consumer_gets_merged_outputs(run: Callable[..., None]) -> None:
     run(scenario)
 
 
+def test_a_consumer_of_the_end_alone_is_woken_once(run: Callable[..., None]) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        expected = await complete(engine, draft(5, 30))
+        async with await engine.submit(draft(5, 30, final_only=True)) as stream:
+            outputs = [output async for output in stream]
+        assert len(outputs) == 1 and outputs[0].finish_reason is FinishReason.LENGTH
+        assert (outputs[0].text, outputs[0].token_ids) == (expected.text, expected.token_ids)
+
+    run(scenario)
+
+
 def test_abort_all_tells_every_consumer(run: Callable[..., None]) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         consumers = [asyncio.create_task(complete(engine, draft(5, 500))) for _ in range(8)]

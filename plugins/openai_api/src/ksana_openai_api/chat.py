@@ -39,6 +39,7 @@ class ChatCompletions:
         body = await read_json(request, ChatCompletionRequest)
         draft = self._make_draft(body)
         draft.external_id = request[REQUEST_ID]
+        draft.final_only = not body.stream
         envelope = Envelope.create("chatcmpl", self._engine.served_model_name)
         source = "messages" if body.input_tokens is None else "input_tokens"
         with renamed_params({"prompt": source}):

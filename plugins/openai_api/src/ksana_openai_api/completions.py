@@ -66,6 +66,7 @@ class Completions:
                 add_special_tokens=body.add_special_tokens is not False,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
+                final_only=not body.stream,
                 external_id=request_id,
             )
             for prompt in parse_prompts(body.prompt)
