@@ -47,8 +47,11 @@ class KernelBackend:
         spec = config.groups[0].spec
         shape = (config.num_blocks, spec.block_size, 2 * spec.num_kv_heads, spec.head_size)
         dtype = torch_dtype(spec.dtype)
-        tensors = [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(config.num_tensors)]
-        return KVCache(config, tensors)
+        return KVCache(config, [self.allocate_zeros(shape, dtype) for _ in range(config.num_tensors)])
+
+    def allocate_zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A zeroed tensor on the device."""
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def copy_blocks(self, cache: KVCache, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination) each, in every cache tensor."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 
+import numpy as np
 import torch
 
 from ksana.kernels.base import KernelBackend
@@ -33,6 +35,11 @@ class CPUBackend(KernelBackend):
 
     def available_memory(self) -> int:
         return machine.available_memory()
+
+    def allocate_zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        # From the system's zero pages: memory is taken up page by page as blocks are first written, not at the start.
+        pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(pages).view(dtype).view(shape)
 
     def build_attention_metadata(self, batch: AttentionBatch) -> CPUAttentionMetadata:
         return CPUAttentionMetadata(batch)
