@@ -62,7 +62,7 @@ def create(engine: str, dtype: str, threads: int) -> Generate:
 def create_ksana(dtype: str, threads: int) -> Generate:
     from ksana import LLM, SamplingParams
 
-    llm = LLM("demo", dtype=dtype, threads=threads, enable_prefix_caching=False, max_num_batched_tokens=8192)
+    llm = LLM("demo", dtype=dtype, threads=threads, enable_prefix_caching=False)
 
     def generate(prompts: list[list[int]], count: int) -> None:
         outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True))

@@ -131,10 +131,10 @@ def _add_fields(group: argparse._ArgumentGroup, fields: Iterable[Field]) -> None
 
 def _add_switch(group: argparse._ArgumentGroup, field: Field) -> None:
     """Add ``--x`` and ``--no-x``, of which the help shows the one that changes something."""
-    text = _help(field, "on" if field.default else "off")
     for flag, value in ((field.flag, True), (_off_flag(field), False)):
+        # "do not ... (default: on)" would read as if not doing it were the default.
+        text = _help(field, "off") if value else f"do not {_help(field, '')}"
         shown = text if value != field.default else argparse.SUPPRESS
-        shown = f"do not {text}" if value is False and shown is text else shown
         group.add_argument(flag, dest=_dest(field), action="store_const", const=value, help=shown)
 
 

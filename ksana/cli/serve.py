@@ -70,11 +70,11 @@ def _run(argv: list[str]) -> int:
         parser.print_help()
         return EXIT_OK
     composed = compose_config(document, os.environ, settings_from_flags(parser, argv, options), options)
+    setup_logging(composed.config.server.log_level)
+    warn_of_misspelt_variables(os.environ, options.fields().values())
     if early.print_config:
         print(print_config(composed), end="")
         return EXIT_OK
-    setup_logging(composed.config.server.log_level)
-    warn_of_misspelt_variables(os.environ, options.fields().values())
     return _serve(composed.config, manager)
 
 

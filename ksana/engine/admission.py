@@ -13,6 +13,9 @@ from ksana.types.request import InputEmbedding, Request, RequestDraft
 
 _SEED_MASK = 2**64 - 1
 
+_PROBED_CHARACTERS_PER_TOKEN = 16
+"""Of a text far longer than the model's context, so many characters for each token of it are tokenised first."""
+
 
 class Admission:
     """Makes validated requests with ids of the engine's own, so that clients may repeat theirs."""
@@ -57,27 +60,41 @@ class Admission:
         if draft.prompt_token_ids is not None:
             return draft.prompt_token_ids
         if draft.prompt is not None:
-            return self._context.tokenizer.encode(draft.prompt, add_special_tokens=draft.add_special_tokens)
+            return self._encode(draft.prompt, add_special_tokens=draft.add_special_tokens)
         assert draft.messages is not None
         if self._context.chat_template is None:
             raise RequestError("this model has no chat template; send a prompt instead of messages", param="messages")
         text = self._context.chat_template.render(draft.messages, **draft.chat_template_kwargs)
         # The template has written the special tokens itself.
-        return self._context.tokenizer.encode(text, add_special_tokens=False)
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokenise; a text that is hopelessly too long is refused by its beginning, before it costs seconds and GiB."""
+        encode, limit = self._context.tokenizer.encode, self._context.max_model_len
+        probed = limit * _PROBED_CHARACTERS_PER_TOKEN
+        while 2 * probed < len(text):
+            beginning = len(encode(text[:probed], add_special_tokens=add_special_tokens))
+            # Tokenizers work locally: what follows may change the last of these tokens, but never half of them.
+            if beginning >= 2 * limit:
+                raise self._too_long(f"more than {beginning}")
+            probed *= 2  # long tokens, as those of many spaces are
+        return encode(text, add_special_tokens=add_special_tokens)
 
     def _check_tokens(self, token_ids: list[int]) -> None:
         if not token_ids:
             raise RequestError("the prompt is empty", param="prompt")
-        limit = self._context.max_model_len
-        if len(token_ids) >= limit:
-            raise RequestError(
-                f"This model's maximum context length is {limit} tokens, but the prompt has {len(token_ids)} "
-                "and at least one more is generated.",
-                code="context_length_exceeded",
-                param="prompt",
-                ksana_code=KsanaCode.LENGTH_EXCEEDED,
-            )
+        if len(token_ids) >= self._context.max_model_len:
+            raise self._too_long(str(len(token_ids)))
         self._check_ids(token_ids, "prompt")
+
+    def _too_long(self, num_tokens: str) -> RequestError:
+        return RequestError(
+            f"This model's maximum context length is {self._context.max_model_len} tokens, but the prompt has "
+            f"{num_tokens} and at least one more is generated.",
+            code="context_length_exceeded",
+            param="prompt",
+            ksana_code=KsanaCode.LENGTH_EXCEEDED,
+        )
 
     def _check_stop_tokens(self, token_ids: tuple[int, ...]) -> None:
         if token_ids:

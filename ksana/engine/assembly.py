@@ -52,10 +52,15 @@ def assemble(config: KsanaConfig, plugins: KsanaPluginManager) -> EngineParts:
     if model_plugin is not None:
         register_model_dir_plugin(plugins, model_plugin)
     model_config = _load_model_config(path, config, plugins)
+    wanted, possible = config.scheduler.max_model_len, model_config.max_model_len
+    if wanted > possible:
+        raise UsageError(
+            f"--max-model-len {wanted} is more than the {possible} tokens {model_config.name} was made for"
+        )
     tokenizer, chat_template = _create_text(path, model_config, config, plugins)
     backend = _create_backend(config, plugins)
     model = _load_model(path, model_config, backend, plugins)
-    max_model_len = min(model_config.max_model_len, config.scheduler.max_model_len or model_config.max_model_len)
+    max_model_len = wanted or possible
     kv_config = plan_kv_cache(
         model_config,
         config.cache,
@@ -111,7 +116,11 @@ def _load_model(path: Path, config: ModelConfig, backend: KernelBackend, plugins
     weights = plugins.hook.ksana_iter_weights(model_path=path, config=config)
     if weights is None:
         raise ModelLoadError(f"no plugin finds weights at {path}: expected safetensors, PyTorch .bin or GGUF")
-    load_weights(model, weights, progress=sys.stderr.isatty())
+    try:
+        load_weights(model, weights, progress=sys.stderr is not None and sys.stderr.isatty())
+    except ModelLoadError as error:
+        # Readers name the file; what only shows against the model's shape is not one file's fault.
+        raise error if str(path) in str(error) else ModelLoadError(f"{path}: {error}") from error
     return model
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from ksana.engine.admission import Admission
 from ksana.engine.assembly import assemble
 from ksana.engine.context import ProcessingContext
 from ksana.engine.core import EngineCore
+from ksana.engine.keywords import configure
 from ksana.engine.output_processor import OutputDelta
 from ksana.engine.step_loop import StepLoop
 from ksana.engine.stream import RequestStream
 from ksana.errors import EngineDeadError, RequestError
 from ksana.plugin.manager import KsanaPluginManager
 from ksana.plugin.maybe_await import call_in_order
+from ksana.scheduling import queue_full_error
 from ksana.text.chat_template import ChatTemplate
 from ksana.text.tokenizer import Tokenizer
 from ksana.types.config import KsanaConfig
@@ -25,14 +29,26 @@ from ksana.types.request import Request, RequestDraft
 
 logger = logging.getLogger(__name__)
 
-_INLINE_PROMPT_CHARACTERS = 4096
-"""Longer prompts are tokenised in a thread: the loop must stay responsive."""
+_INLINE_CHARACTERS = 4096
+"""Prompt characters tokenised in one turn of the event loop. What goes beyond is tokenised in threads: the loop must
+stay responsive, be it one long prompt or a thousand short ones."""
+
+_INLINE_OVERHEAD = 64
+"""What tokenising a prompt costs beside its length, in characters."""
 
 _POLL_INTERVAL_S = 0.02
 
 
 class AsyncEngine:
-    """Serves requests until stopped. Make one with :meth:`start`.
+    """Serves requests until stopped. Make one with :meth:`load`, or with :meth:`start` from a whole configuration.
+
+    Example::
+
+        engine = await asyncio.to_thread(AsyncEngine.load, "demo")
+        async with await engine.submit(RequestDraft(prompt="Once upon a time")) as stream:
+            async for output in stream:
+                print(output.text_delta, end="")
+        await engine.stop("done")
 
     ``submit`` and the streams belong to event loops (any number of them); the step loop is a thread that alone touches
     the core. They talk through one inbox and ``call_soon_threadsafe``, once a step.
@@ -43,21 +59,42 @@ class AsyncEngine:
         self.plugin_manager = plugins
         self._admission = Admission(context)
         self._streams: dict[str, RequestStream] = {}
+        self._entering: set[object] = set()  # one entry for each draft on its way to a stream
         self._dead: EngineDeadError | None = None
         self._stopped = False
+        self._inline_characters = 0
         self._loop = loop
         loop.serve(self._deliver, self._die)
 
     @classmethod
-    def start(cls, config: KsanaConfig, plugin_manager: KsanaPluginManager) -> AsyncEngine:
+    def load(cls, model: str | os.PathLike[str], **options: Any) -> AsyncEngine:
         """Load the model and begin to serve. Blocks for seconds.
+
+        Args:
+            model: as ``ksana-serve --model``: ``demo``, a folder, a ``.gguf`` file or a hub name.
+            options: any field of the configuration by its name: ``dtype="float32"``, ``num_blocks=500``, ...
+
+        Raises:
+            UsageError: the model cannot be loaded, or an option is wrong.
+        """
+        return cls.start(*configure("AsyncEngine.load", model, options))
+
+    @classmethod
+    def start(cls, config: KsanaConfig, plugin_manager: KsanaPluginManager) -> AsyncEngine:
+        """Like :meth:`load`, with the configuration and the plugins at hand; ``ksana_configure`` has run.
 
         Raises:
             UsageError: something about the model, the configuration or a plugin is wrong.
         """
         loop = StepLoop(lambda: assemble(config, plugin_manager))
         engine = cls(loop, loop.start(), plugin_manager)
-        plugin_manager.hook.ksana_engine_started(engine=engine)
+        try:
+            plugin_manager.hook.ksana_engine_started(engine=engine)
+        except BaseException:
+            engine._stopped = True
+            loop.stop()
+            engine._end("a plugin could not start")
+            raise
         return engine
 
     @property
@@ -97,7 +134,7 @@ class AsyncEngine:
 
     def num_unfinished(self) -> int:
         """Requests submitted and not yet ended."""
-        return len(self._streams)
+        return len(self._streams) + len(self._entering)
 
     @property
     def num_free_blocks(self) -> int:
@@ -111,24 +148,29 @@ class AsyncEngine:
             RequestError: the request is refused, by a check, a plugin, or because the queue is full.
             EngineDeadError: the engine has stopped.
         """
-        self._check_alive()
-        await call_in_order(self.plugin_manager, "ksana_preprocess", draft=draft, context=self.context)
-        request = await self._admit(draft)
-        self._check_alive()
-        stream = RequestStream(request, draft, self.context, self.plugin_manager, self._abort)
-        self._streams[request.request_id] = stream
-        self._loop.post(lambda core: self._add(core, request, stream))
+        if not self.is_alive:
+            raise self._death()
+        limits = self.config.scheduler
+        if self.num_unfinished() >= limits.max_waiting_queue_len + limits.max_num_seqs:
+            # The scheduler would say so too, after a tokenisation for nothing. A flood must not cost even that.
+            raise queue_full_error(limits)
+        ticket = object()
+        self._entering.add(ticket)
+        try:
+            stream = await self._enter(draft)
+        finally:
+            self._entering.discard(ticket)
         try:
             await stream.wait_until_admitted()
         except asyncio.CancelledError:
-            self._abort(request.request_id)
+            stream.abort()
             raise
         return stream
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is unfinished; False if that took longer than ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
-        while self._streams:
+        while self.num_unfinished():
             if time.monotonic() >= deadline:
                 return False
             await asyncio.sleep(_POLL_INTERVAL_S)
@@ -145,23 +187,47 @@ class AsyncEngine:
             return
         self._stopped = True
         await asyncio.to_thread(self._loop.stop)
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
         self._die(EngineDeadError(f"the engine has stopped: {reason}"))
         try:
             self.plugin_manager.hook.ksana_engine_stopping(engine=self, reason=reason)
         except Exception:
             logger.exception("a plugin's ksana_engine_stopping failed")
 
-    def _check_alive(self) -> None:
-        if self._dead is not None:
-            raise self._dead
-        if self._stopped:
-            raise EngineDeadError("the engine has stopped")
+    def _death(self) -> EngineDeadError:
+        return self._dead or EngineDeadError("the engine has stopped")
+
+    async def _enter(self, draft: RequestDraft) -> RequestStream:
+        """The way of a draft to the engine's thread."""
+        await call_in_order(self.plugin_manager, "ksana_preprocess", draft=draft, context=self.context)
+        request = await self._admit(draft)
+        stream = RequestStream(request, draft, self.context, self.plugin_manager, self._abort)
+        self._streams[request.request_id] = stream
+        self._loop.post(lambda core: self._add(core, request, stream))
+        # Not before: an engine that has ended by now may have missed the stream, one that ends later tells it.
+        if not self.is_alive:
+            self._streams.pop(request.request_id, None)
+            stream.set_dead(self._death())
+        return stream
 
     async def _admit(self, draft: RequestDraft) -> Request:
-        size = len(draft.prompt or "") + sum(len(str(message)) for message in draft.messages or ())
-        if size <= _INLINE_PROMPT_CHARACTERS:
+        if self._take_inline(_size_of(draft)):
             return self._admission.admit(draft)
         return await asyncio.to_thread(self._admission.admit, draft)
+
+    def _take_inline(self, size: int) -> bool:
+        """True if this turn of the event loop has time left for a prompt of ``size`` characters."""
+        if self._inline_characters + size > _INLINE_CHARACTERS:
+            return False
+        if self._inline_characters == 0:
+            asyncio.get_running_loop().call_soon(self._reset_inline)
+        self._inline_characters += size + _INLINE_OVERHEAD
+        return True
+
+    def _reset_inline(self) -> None:
+        self._inline_characters = 0
 
     def _abort(self, request_id: str) -> None:
         self._loop.post(lambda core: self._deliver(core.abort(request_id)))
@@ -174,6 +240,12 @@ class AsyncEngine:
             core.add(request)
         except RequestError as refusal:
             error = refusal
+        except Exception:
+            logger.exception("request %s could not be started", request.request_id)
+            error = RequestError(
+                "the request could not be started; the server's log says why", status=500, type="server_error"
+            )
+        if error is not None:
             self._streams.pop(request.request_id, None)
         self._call(stream, stream.set_admitted, error)
 
@@ -192,7 +264,7 @@ class AsyncEngine:
     def _die(self, error: EngineDeadError) -> None:
         self._dead = error
         streams, self._streams = self._streams, {}
-        for stream in streams.values():
+        for stream in list(streams.values()):  # a submission on another thread may add one yet
             self._call(stream, stream.set_dead, error)
 
     def _call(self, stream: RequestStream, function: Callable[..., None], *args: object) -> None:
@@ -201,6 +273,16 @@ class AsyncEngine:
         except RuntimeError:  # the consumer's event loop is closed: nobody will ever read this
             if stream.request_id in self._streams:
                 self._abort(stream.request_id)
+
+
+def _size_of(draft: RequestDraft) -> int:
+    """Characters to tokenise, or more than are ever tokenised inline."""
+    size = len(draft.prompt or "")
+    for message in draft.messages or ():
+        if size > _INLINE_CHARACTERS:
+            break
+        size += len(str(message))
+    return size
 
 
 def _push_all(news: list[tuple[RequestStream, OutputDelta]]) -> None:

@@ -58,8 +58,12 @@ class EngineCore:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError if there is no place for it."""
-        self.scheduler.add_request(request)
         self._outputs.add(request)
+        try:
+            self.scheduler.add_request(request)
+        except RequestError:
+            self._outputs.discard(request)
+            raise
 
     def abort(self, request_id: str) -> list[OutputDelta]:
         """End a request; returns its last delta, or [] if it had ended already."""
@@ -110,9 +114,7 @@ class EngineCore:
         return self._fail_all(running, "the computation failed; the server's log says why")
 
     def _fail_broken(self, request_ids: list[str]) -> list[OutputDelta]:
-        return (
-            self._fail_all(request_ids, "the model computed no finite numbers for this request") if request_ids else []
-        )
+        return self._fail_all(request_ids, "the model computed no finite numbers for this request")
 
     def _fail_all(self, request_ids: list[str], message: str) -> list[OutputDelta]:
         error = RequestError(

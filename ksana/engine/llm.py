@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import os
 import sys
 import threading
@@ -12,12 +11,9 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar, Union
 
-from ksana.config.compose import compose_config, compose_plugin_config
-from ksana.config.options import collect_options
-from ksana.config.settings import Path, Setting, core_fields
 from ksana.engine.async_engine import AsyncEngine
-from ksana.errors import ConfigError
-from ksana.plugin.spec import PluginSpecs, create_plugin_manager
+from ksana.engine.keywords import configure
+from ksana.errors import EngineDeadError
 from ksana.types.output import RequestOutput
 from ksana.types.request import RequestDraft
 from ksana.types.sampling import SamplingParams
@@ -25,6 +21,12 @@ from ksana.types.sampling import SamplingParams
 T = TypeVar("T")
 
 Prompt = Union[str, "list[int]"]
+
+_UNLIMITED_QUEUE: dict[tuple[str, ...], float] = {
+    ("scheduler", "max_waiting_queue_len"): sys.maxsize,
+    ("scheduler", "waiting_timeout_s"): threading.TIMEOUT_MAX,
+}
+"""An offline batch has no clients to protect: it may be as long as memory allows."""
 
 
 class LLM:
@@ -44,16 +46,8 @@ class LLM:
         UsageError: the model cannot be loaded, or an option is wrong.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
-        settings = {_path_of(name): Setting(value, f"LLM({name}=...)") for name, value in options.items()}
-        settings["model", "model"] = Setting(model, "LLM(model)")
-        # An offline batch has no clients to protect: it may be as long as memory allows.
-        settings.setdefault(("scheduler", "max_waiting_queue_len"), Setting(sys.maxsize, "LLM"))
-        settings.setdefault(("scheduler", "waiting_timeout_s"), Setting(float(threading.TIMEOUT_MAX), "LLM"))
-        manager = create_plugin_manager(PluginSpecs.from_config(compose_plugin_config(None, os.environ, settings)))
-        config = compose_config(None, os.environ, settings, collect_options(manager)).config
-        manager.hook.ksana_configure(config=config)
-        self.engine = AsyncEngine.start(config, manager)
+    def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
+        self.engine = AsyncEngine.start(*configure("LLM", model, options, _UNLIMITED_QUEUE))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ksana-offline", daemon=True)
         self._thread.start()
@@ -103,7 +97,7 @@ class LLM:
         return self._run(self._complete(drafts, progress))
 
     def close(self) -> None:
-        """Stop the engine and free the model."""
+        """Stop the engine. The memory of the model is free once this object is."""
         if self._closed:
             return
         self._closed = True
@@ -146,20 +140,15 @@ class LLM:
                     pending.cancel()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._loop.is_closed():
+            coroutine.close()
+            raise EngineDeadError("this LLM is closed")
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
         except KeyboardInterrupt:
             future.cancel()
             raise
-
-
-def _path_of(option: str) -> Path:
-    paths = {path[-1]: path for path in core_fields()}
-    if option not in paths:
-        near = difflib.get_close_matches(option, paths, n=1)
-        raise ConfigError(f"LLM has no option {option!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    return paths[option]
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

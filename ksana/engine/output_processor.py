@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
-from ksana.errors import RequestError
+from ksana.errors import KsanaCode, RequestError
 from ksana.text.detokenizer import IncrementalDetokenizer, create_detokenizer
 from ksana.text.stop_matcher import StopMatcher
 from ksana.text.tokenizer import Tokenizer
 from ksana.types.output import FinishReason, RequestStats, TokenLogprobs
 from ksana.types.request import FINISH_REASONS, Request, RequestStatus
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -41,8 +46,16 @@ class OutputProcessor:
         """Start a request."""
         self._states[request.request_id] = _TextState(request, self._tokenizer)
 
+    def discard(self, request: Request) -> None:
+        """Drop a request that did not start after all."""
+        del self._states[request.request_id]
+
     def push(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        """Take in new tokens. True if a stop string cut text and tokens: the caller then ends the request."""
+        """Take in new tokens.
+
+        Returns:
+            True if the caller shall end the request: a stop string has cut text and tokens, or the text failed.
+        """
         return self._states[request.request_id].push(request, token_ids, logprobs)
 
     def take(self, request: Request) -> OutputDelta:
@@ -58,7 +71,9 @@ class OutputProcessor:
         stopped = isinstance(delta.stop_reason, str)
         delta.finish_reason = FinishReason.STOP if stopped else FINISH_REASONS[request.status]
         delta.stop_reason = delta.stop_reason if stopped else request.stop_reason
-        delta.error = request.error
+        delta.error = request.error or state.error
+        if delta.error is not None:
+            delta.finish_reason = FinishReason.ERROR
         delta.stats = state.stats(request)
         return delta
 
@@ -66,7 +81,15 @@ class OutputProcessor:
 class _TextState:
     """Text side of one request."""
 
-    __slots__ = ("_delta", "_detokenizer", "_first_token_time", "_matcher", "_num_output_tokens", "_request_id")
+    __slots__ = (
+        "_delta",
+        "_detokenizer",
+        "_first_token_time",
+        "_matcher",
+        "_num_output_tokens",
+        "_request_id",
+        "error",
+    )
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         sampling = request.sampling
@@ -78,6 +101,7 @@ class _TextState:
         self._delta = OutputDelta(request.request_id)
         self._first_token_time: float | None = None
         self._num_output_tokens = 0
+        self.error: RequestError | None = None
 
     def push(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
         if self._first_token_time is None and token_ids:
@@ -89,12 +113,12 @@ class _TextState:
             self._delta.token_ids.append(token)
             self._delta.logprobs += logprobs[position : position + 1]
             self._num_output_tokens += 1
-            if position < visible and self._match(self._detokenizer.push([token])):
+            if position < visible and self._add_text(partial(self._detokenizer.push, [token])):
                 return True
         return False
 
     def flush(self) -> None:
-        if self._delta.stop_reason is None and not self._match(self._detokenizer.finish()):
+        if self.error is None and self._delta.stop_reason is None and not self._add_text(self._detokenizer.finish):
             self._delta.text += self._matcher.finish()
 
     def take(self) -> OutputDelta:
@@ -113,8 +137,20 @@ class _TextState:
             num_preemptions=request.num_preemptions,
         )
 
-    def _match(self, text: str) -> bool:
-        """Add text up to a stop string; True if there was one."""
+    def _add_text(self, decode: Callable[[], str]) -> bool:
+        """Add text up to a stop string; True if there was one, or if the tokenizer, maybe a plugin's, has failed."""
+        try:
+            text = decode()
+        except Exception:
+            logger.exception("the tokenizer failed to decode for request %s", self._request_id)
+            self.error = RequestError(
+                "the tokenizer failed; the server's log says why",
+                status=500,
+                type="server_error",
+                code="detokenization_failed",
+                ksana_code=KsanaCode.RUNTIME_FAILED,
+            )
+            return True
         result = self._matcher.push(text)
         self._delta.text += result.text_to_emit
         self._delta.stop_reason = result.matched

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from ksana.engine.assembly import EngineParts
 from ksana.engine.context import ProcessingContext
@@ -42,9 +43,7 @@ class StepLoop:
         self._thread.start()
         return self._parts.result().context
 
-    def serve(
-        self, deliver: Callable[[Iterable[OutputDelta]], None], die: Callable[[EngineDeadError], None]
-    ) -> None:
+    def serve(self, deliver: Callable[[Iterable[OutputDelta]], None], die: Callable[[EngineDeadError], None]) -> None:
         """Begin to step.
 
         Args:
@@ -79,7 +78,8 @@ class StepLoop:
             while self._work_off_inbox(core):
                 if core.has_work():
                     consumer.deliver(core.step())
-        except Exception as error:
+        except BaseException as error:
+            # A plugin's SystemExit too: a thread that ends silently leaves everybody waiting.
             logger.critical("the engine loop has died", exc_info=True)
             consumer.die(EngineDeadError(f"the engine loop has died: {type(error).__name__}"))
 
@@ -97,11 +97,9 @@ class StepLoop:
             block = False
 
 
+@dataclass(frozen=True, slots=True)
 class _Consumer:
     """Who wants to hear of steps."""
 
-    def __init__(
-        self, deliver: Callable[[Iterable[OutputDelta]], None], die: Callable[[EngineDeadError], None]
-    ) -> None:
-        self.deliver = deliver
-        self.die = die
+    deliver: Callable[[Iterable[OutputDelta]], None]
+    die: Callable[[EngineDeadError], None]

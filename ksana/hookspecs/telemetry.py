@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 def ksana_request_finished(request_id: str, finish_reason: FinishReason, stats: RequestStats) -> None:
     """A request has ended, for whatever reason.
 
-    When: once per admitted request, on the engine's thread: return quickly. Not firstresult. Times in ``stats`` are
-    seconds of ``time.monotonic``. An exception is logged and ignored.
+    When: once per admitted request, on the engine's thread: return quickly. Not called for requests that a stopping
+    engine leaves unended. Not firstresult. Times in ``stats`` are seconds of ``time.monotonic``. An exception is
+    logged and ignored.
 
     Example::
 

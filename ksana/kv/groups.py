@@ -44,11 +44,6 @@ class BlockTables(ABC):
     def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
         """Most blocks a request of ``num_tokens`` tokens, computed ``max_chunk`` at a time, holds at any moment."""
 
-    def hit_of_length(self, block_hashes: list[bytes], num_blocks: int) -> list[KVCacheBlock]:
-        """Like :meth:`find_longest_hit`, but [] unless the prefix of exactly ``num_blocks`` is usable."""
-        hit = self.find_longest_hit(block_hashes, num_blocks)
-        return hit if len(hit) == num_blocks else []
-
     def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: list[KVCacheBlock]) -> int:
         """Free blocks that adding ``hit`` and then growing the table to ``num_tokens`` would take.
 

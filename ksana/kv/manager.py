@@ -183,6 +183,7 @@ class KVCacheManager:
     def check_integrity(self) -> None:
         """Compare the pool with the block tables; raises AssertionError naming what is wrong. O(blocks)."""
         counts: dict[int, int] = {}
+        assert self._forked <= self._capacity.keys(), "a forked request is remembered after its end"
         for group in self._groups:
             assert group.tables.keys() == self._capacity.keys(), "a group has tables of other requests"
             for table in group.tables.values():

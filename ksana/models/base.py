@@ -26,6 +26,10 @@ class Model(Protocol):
         """
         ...
 
+    def num_weights(self) -> int:
+        """How many weights :meth:`load_weight` expects, to show progress by."""
+        ...
+
     def finish_loading(self) -> list[str]:
         """All weights have been offered: pack them. Returns the names of those that are missing."""
         ...

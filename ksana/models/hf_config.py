@@ -158,7 +158,7 @@ def load_hf_config(folder: Path, dtype: str = "auto") -> ModelConfig:
         method = fields.quantization_config.get("quant_method", "unknown")
         raise ModelLoadError(f"{path}: the model is quantised ({method}); only unquantised ones and GGUF are supported")
     rope, max_model_len = read_rope(
-        fields.rope_parameters or fields.rope_scaling,
+        _rope_settings(fields.rope_parameters, fields.rope_scaling),
         fields.rope_theta or DEFAULT_ROPE_THETA,
         fields.max_position_embeddings,
         path,
@@ -224,6 +224,18 @@ def _validate(model: type[Fields], raw: dict[str, Any], path: Path) -> Fields:
 
 def _read_generation_config(path: Path) -> GenerationFields:
     return _validate(GenerationFields, _read_json(path) if path.is_file() else {}, path)
+
+
+def _rope_settings(parameters: dict[str, Any] | None, scaling: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The settings in force if a file holds ``rope_parameters``, ``rope_scaling`` or both.
+
+    Libraries write one of the two. Where there are both, somebody has added ``rope_scaling`` by hand, as model cards
+    ask for long texts; it goes before, as in transformers, but changes no base frequency that it does not name.
+    """
+    if not scaling:
+        return parameters
+    theta = (parameters or {}).get("rope_theta")
+    return scaling if theta is None else {"rope_theta": theta, **scaling}
 
 
 def _num_kv_heads(fields: LlamaFields, path: Path) -> int:

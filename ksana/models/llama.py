@@ -45,6 +45,9 @@ class LlamaModel:
     def load_weight(self, name: str, tensor: torch.Tensor) -> bool:
         return self._parameters.fill(name, tensor)
 
+    def num_weights(self) -> int:
+        return len(self._parameters)
+
     def finish_loading(self) -> list[str]:
         missing = self._parameters.missing()
         if missing:

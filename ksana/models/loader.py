@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Iterable, Iterator
 
@@ -28,16 +27,14 @@ def load_weights(
     model: Model,
     weights: Iterable[tuple[str, torch.Tensor]],
     *,
-    progress: bool = True,
-    total: int | None = None,
+    progress: bool,
 ) -> None:
     """Hand every weight to ``model`` and check that names match on both sides.
 
     Args:
         model: receives the weights.
         weights: (Hugging Face name, CPU tensor), consumed once.
-        progress: show a progress bar if standard error is a terminal; one log line is written either way.
-        total: number of weights, if known.
+        progress: show a progress bar on standard error; one log line is written either way.
 
     Raises:
         ModelLoadError: a weight has no place in the model or another shape there, a parameter got no weight, or a
@@ -46,7 +43,7 @@ def load_weights(
     start = time.monotonic()
     unexpected: list[str] = []
     num_bytes = 0
-    for name, tensor in _with_progress_bar(weights, total) if progress and sys.stderr.isatty() else weights:
+    for name, tensor in _with_progress_bar(weights, model.num_weights()) if progress else weights:
         if name.endswith(_IGNORABLE_SUFFIXES):
             continue
         if tensor.dtype not in _LOADABLE_DTYPES:
@@ -62,9 +59,7 @@ def load_weights(
     logger.info("loaded weights of %.0f MiB in %.1f s", num_bytes / 2**20, time.monotonic() - start)
 
 
-def _with_progress_bar(
-    weights: Iterable[tuple[str, torch.Tensor]], total: int | None
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _with_progress_bar(weights: Iterable[tuple[str, torch.Tensor]], total: int) -> Iterator[tuple[str, torch.Tensor]]:
     from rich.console import Console
     from rich.progress import track
 

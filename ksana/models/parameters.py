@@ -46,6 +46,9 @@ class Parameters:
         self._filled.add(name)
         return True
 
+    def __len__(self) -> int:
+        return len(self._slots)
+
     def missing(self) -> list[str]:
         """Names that have not been filled."""
         return [name for name in self._slots if name not in self._filled]

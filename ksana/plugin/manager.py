@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -13,6 +13,9 @@ from ksana.hookspecs import ALL_HOOKSPECS
 from ksana.markers import API_NUMBER, PROJECT_NAME
 from ksana.plugin.messages import describe_cause, describe_plugin, nearest
 from ksana.plugin.tracing import trace_hook_calls
+
+if TYPE_CHECKING:
+    from ksana.types.config import KsanaConfig
 
 TRACE_VARIABLE = "KSANA_TRACE_PLUGINS"
 
@@ -54,7 +57,7 @@ class KsanaPluginManager(pluggy.PluginManager):
         try:
             return super().register(plugin, name)
         except pluggy.PluginValidationError as error:
-            raise PluginLoadError(f"{label} has a hook that does not fit: {describe_cause(error)}") from error
+            raise PluginLoadError(f"{label} has a hook that does not fit: {' '.join(str(error).split())}") from error
         except UsageError:
             raise
         except Exception as error:  # its ksana_addhooks, which runs here
@@ -80,6 +83,19 @@ class KsanaPluginManager(pluggy.PluginManager):
                     raise PluginLoadError(
                         f"plugin {plugin_name!r} defines {name} without the @hookimpl mark, so it would never be called"
                     )
+
+    def configure(self, config: KsanaConfig) -> None:
+        """Let every plugin check its part of the finished configuration.
+
+        Raises:
+            UsageError: what a plugin objects to, or that its ``ksana_configure`` failed.
+        """
+        try:
+            self.hook.ksana_configure(config=config)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise PluginLoadError(f"a plugin fails to check the configuration: {describe_cause(error)}") from error
 
     def _hook_callers(self) -> list[tuple[str, pluggy.HookCaller]]:
         return [(name, value) for name, value in vars(self.hook).items() if isinstance(value, pluggy.HookCaller)]

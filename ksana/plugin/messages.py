@@ -19,6 +19,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def describe_cause(error: BaseException) -> str:
     """Render an exception as one line, with the place in a file where it was raised."""
+    if isinstance(error, SyntaxError) and error.filename:  # raised by whoever compiled the file, not in it
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     text = " ".join(str(error).split())
     frame = error.__traceback__
     place = ""

@@ -5,6 +5,7 @@ It is code out of a downloaded folder, so it runs only when the operator trusts 
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import inspect
 import itertools
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 FILE_NAME = "ksana_plugin.py"
 CLASS_NAME = "KsanaPlugin"
 PLUGIN_NAME = "model-folder"
+
+_TYPO_RATIO = 0.85
+"""Similarity above which a method is taken for a misspelt one of the contract, not for a helper."""
 
 _load_numbers = itertools.count()
 
@@ -88,6 +92,7 @@ def register_model_dir_plugin(manager: KsanaPluginManager, found: ModelDirPlugin
 
 def _create(plugin_class: type, found: ModelDirPlugin) -> Any:
     plugin = plugin_class()
+    _warn_of_misspelt_methods(plugin_class, found.file)
     for name, keywords in METHOD_KEYWORDS.items():
         _check_method(getattr(plugin, name, None), name, keywords, found.file)
     if hasattr(plugin, "init_plugin"):
@@ -102,6 +107,14 @@ def _create(plugin_class: type, found: ModelDirPlugin) -> Any:
             vit_model_type=None,
         )
     return plugin
+
+
+def _warn_of_misspelt_methods(plugin_class: type, file: Path) -> None:
+    """All methods are optional, so one with a wrong name would just never be called."""
+    absent = [name for name in METHOD_KEYWORDS if not hasattr(plugin_class, name)]
+    for name in sorted(set(dir(plugin_class)) - set(METHOD_KEYWORDS)):
+        if matches := difflib.get_close_matches(name, absent, n=1, cutoff=_TYPO_RATIO):
+            logger.warning("%s: %s.%s is never called; did you mean %s?", file, CLASS_NAME, name, matches[0])
 
 
 def _check_method(method: Any, name: str, keywords: tuple[str, ...], file: Path) -> None:

@@ -34,6 +34,17 @@ class RequestUpdate:
     logprobs: list[TokenLogprobs]
 
 
+def queue_full_error(config: SchedulerConfig) -> RequestError:
+    """What a client hears for whom there is no place in the waiting queue."""
+    return RequestError(
+        f"the waiting queue is full ({config.max_waiting_queue_len} requests); try again later",
+        status=429,
+        type="rate_limit_error",
+        code="queue_full",
+        ksana_code=KsanaCode.QUEUE_FULL,
+    )
+
+
 class Scheduler:
     """Owns all requests of an engine, and is the only one to change them. Not thread-safe: one thread calls it.
 
@@ -87,13 +98,7 @@ class Scheduler:
         """
         assert request.request_id not in self.requests, f"duplicate request id {request.request_id}"
         if len(self._waiting) >= self.config.max_waiting_queue_len:
-            raise RequestError(
-                f"the waiting queue is full ({self.config.max_waiting_queue_len} requests); try again later",
-                status=429,
-                type="rate_limit_error",
-                code="queue_full",
-                ksana_code=KsanaCode.QUEUE_FULL,
-            )
+            raise queue_full_error(self.config)
         if self.kv.peak_blocks(request.max_total_tokens, self.max_chunk) > self.kv.pool.num_usable_blocks:
             raise RequestError(
                 f"prompt and output of up to {request.max_total_tokens} tokens can never fit the KV cache of "

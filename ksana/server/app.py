@@ -11,6 +11,7 @@ from aiohttp.typedefs import Middleware
 
 from ksana.errors import UsageError
 from ksana.server.health import add_health_routes
+from ksana.server.http_log import protocol_logger
 from ksana.server.lifecycle import Lifecycle, Phase
 from ksana.server.middlewares import (
     access_log_middleware,
@@ -59,7 +60,13 @@ def create_app(
 
 def create_runner(app: web.Application) -> web.AppRunner:
     """The runner that serves ``app`` as it must be served: a client that leaves cancels its handler."""
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=DELIVERY_TIMEOUT_S)
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=DELIVERY_TIMEOUT_S,
+        logger=protocol_logger(),
+    )
 
 
 def _add_plugin_routes(

@@ -31,7 +31,8 @@ async def read_json(request: web.Request, model: type[Model]) -> Model:
 
     Raises:
         RequestError: 415 for another content type, 413 for a body over the server's limit, 408 for one that does not
-            arrive, 400 for text that is not a JSON object or does not fit the model; ``param`` names the field.
+            arrive, 400 for one that is wrongly encoded, for text that is not a JSON object or does not fit the model;
+            ``param`` names the field.
     """
     _check_content_type(request)
     body = parse_json(await _read_body(request))
@@ -78,6 +79,14 @@ async def _read_body(request: web.Request) -> bytes:
         raise RequestError(
             f"the body did not arrive within {BODY_TIMEOUT_S:.0f} seconds", status=408, code="request_timeout"
         ) from None
+    except web.RequestPayloadError as error:
+        raise RequestError(f"the body cannot be read: {_reason(error)}", code="invalid_body") from None
+
+
+def _reason(error: Exception) -> str:
+    """The message of what an aiohttp error wraps, in one line."""
+    cause = error.__cause__ or error
+    return " ".join(str(getattr(cause, "message", "") or cause).split())
 
 
 def _first_error(error: ValidationError, body: object) -> RequestError:

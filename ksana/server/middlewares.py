@@ -88,7 +88,8 @@ def error_middleware() -> Middleware:
             return error_response(_describe(error, request), headers=headers)
         except Exception as error:
             if isinstance(error, ConnectionError) and client_has_left(request):
-                raise
+                # Nobody reads this; raised further, it would be logged as an error of ours.
+                return web.Response(status=_CLIENT_LEFT)
             return error_response(as_request_error(error, request[REQUEST_ID]))
 
     return answer_errors

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from aiohttp import web
@@ -49,7 +50,7 @@ def serve(config: KsanaConfig, plugin_manager: KsanaPluginManager) -> int:
     """
     bound = bind_socket(config.server.host, config.server.port)
     with bound:
-        plugin_manager.hook.ksana_configure(config=config)
+        plugin_manager.configure(config)
         return asyncio.run(_Server(config, plugin_manager, bound).run())
 
 
@@ -104,7 +105,7 @@ class _Server:
         except OSError as error:
             raise bind_error(self._config.server.host, self._config.server.port, error) from None
         self._lifecycle.advance(Phase.READY)
-        print(_greeting(url_of(self._bound), engine, app), flush=True)  # noqa: T201 - what the command shows, not a log
+        _show(_greeting(url_of(self._bound), engine, app))
         return runner
 
     async def _stop(self, engine: AsyncEngine, runner: web.AppRunner, signals: StopSignals) -> int:
@@ -168,9 +169,22 @@ async def _run_in_daemon_thread(function: Callable[[], T]) -> T:
 def _exit_now(code: int) -> NoReturn:
     """End the process without waiting for threads: one of them is deep in native code that cannot be interrupted."""
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # as it is when it was closed before the start
+            with contextlib.suppress(OSError):
+                stream.flush()
     os._exit(code)
+
+
+def _show(text: str) -> None:
+    """Print to stdout. Nobody may read it, be it a closed pipe or a full disk: that is no reason not to serve."""
+    try:
+        print(text, flush=True)  # noqa: T201 - what the command shows, not a log
+    except OSError as error:
+        logger.warning("Cannot write to stdout: %s", error.strerror or error)
+        # What is left in the buffer would fail again at exit, and change the exit code.
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _greeting(url: str, engine: AsyncEngine, app: web.Application) -> str:

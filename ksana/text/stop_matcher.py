@@ -13,7 +13,11 @@ class StopResult(NamedTuple):
 
 
 class _Automaton:
-    """Knuth-Morris-Pratt matching of one stop string: constant work a character on average, whatever the text."""
+    """Knuth-Morris-Pratt matching of one stop string: constant work a character on average, whatever the text.
+
+    The failure table grows with the longest match so far: most stop strings never get beyond their first characters,
+    and a thousand requests with sixteen long ones each must not hold up the step that adds them.
+    """
 
     __slots__ = ("failure", "state", "stop")
 
@@ -21,9 +25,7 @@ class _Automaton:
         self.stop = stop
         self.state = 0
         """Length of the longest prefix of ``stop`` that the text now ends with."""
-        self.failure = [0] * len(stop)
-        for i in range(1, len(stop)):
-            self.failure[i] = self._step(self.failure[i - 1], stop[i])
+        self.failure = [0]
 
     def _step(self, state: int, character: str) -> int:
         while state and self.stop[state] != character:
@@ -32,6 +34,9 @@ class _Automaton:
 
     def push(self, character: str) -> int:
         self.state = state = self._step(self.state, character)
+        failure = self.failure
+        if state > len(failure):
+            failure.append(self._step(failure[-1], self.stop[state - 1]))
         return state
 
 

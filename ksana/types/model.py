@@ -53,7 +53,6 @@ class ModelConfig:
     rms_norm_eps: float
     rope: RopeConfig
     tie_word_embeddings: bool
-    hidden_act: str = "silu"
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False

@@ -61,7 +61,7 @@ class RequestOutput:
         text_delta: new text, safe to send: never half a character, never the start of a stop string.
         token_ids_delta: new tokens. Text may trail tokens by the few that are held back.
         text: everything so far.
-        token_ids: everything so far.
+        token_ids: everything so far. The list, like ``logprobs``, is one for the whole stream and grows with it.
         logprobs: one entry for each of ``token_ids`` if they were asked for, else empty.
         finish_reason: set in the last output of a request, and only there.
         stop_reason: the stop string or stop token id that ended it; None for the end-of-sequence token.

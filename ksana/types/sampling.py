@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ksana.errors import RequestError
@@ -24,7 +25,8 @@ class SamplingParams:
         top_p: keep the smallest set of likeliest tokens whose mass reaches this. In (0, 1].
         min_p: drop tokens less likely than ``min_p`` times the likeliest. In [0, 1].
         seed: same seed and prompt, same tokens, whatever else is in the batch. None draws one.
-        stop: strings that end the text; cut before the match unless ``include_stop_str_in_output``.
+        stop: strings that end the text (a single one may be given bare); cut before the match unless
+            ``include_stop_str_in_output``.
         stop_token_ids: tokens that end the sequence, beside the model's own end-of-sequence tokens.
         ignore_eos: go on past the model's end-of-sequence tokens (``stop_token_ids`` still hold).
         skip_special_tokens: leave special tokens out of the text.
@@ -46,6 +48,8 @@ class SamplingParams:
     logprobs: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", _as_tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", _as_tuple(self.stop_token_ids))
         if self.max_tokens is not None:
             _require(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", "an integer of at least 1", self)
         _require(_in_range(self.temperature, 0.0, 100.0), "temperature", "a number from 0 to 100", self)
@@ -56,7 +60,8 @@ class SamplingParams:
             valid = _is_int(self.seed) and -(2**63) <= self.seed <= MAX_SEED
             _require(valid, "seed", "a 64-bit integer", self)
         _require(
-            len(self.stop) <= MAX_STOP_STRINGS
+            isinstance(self.stop, tuple)
+            and len(self.stop) <= MAX_STOP_STRINGS
             and all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_STRING_LENGTH for s in self.stop),
             "stop",
             f"at most {MAX_STOP_STRINGS} non-empty strings of up to {MAX_STOP_STRING_LENGTH} characters",
@@ -64,12 +69,20 @@ class SamplingParams:
         )
         valid_logprobs = _is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS
         _require(valid_logprobs, "logprobs", f"an integer from 0 to {MAX_LOGPROBS}", self)
-        _require(all(_is_int(t) for t in self.stop_token_ids), "stop_token_ids", "a list of integers", self)
+        valid_ids = isinstance(self.stop_token_ids, tuple) and all(_is_int(t) for t in self.stop_token_ids)
+        _require(valid_ids, "stop_token_ids", "a list of integers", self)
 
     @property
     def is_greedy(self) -> bool:
         """True if the likeliest token is always taken."""
         return self.temperature == 0.0 or self.top_k == 1
+
+
+def _as_tuple(value: object) -> object:
+    """Lists become tuples. A bare string is one string: taken for its characters, the text would end at any of them."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, Iterable) else value
 
 
 def _is_int(value: object) -> bool:

@@ -56,11 +56,6 @@ class SchedulerOutput:
     removed_request_ids: list[str] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
 
-    @property
-    def total_num_scheduled_tokens(self) -> int:
-        """Tokens in the batch."""
-        return sum(self.num_scheduled_tokens.values())
-
 
 @dataclass(slots=True)
 class ModelRunnerOutput:

@@ -10,6 +10,8 @@ from ksana.types.step import BlockTableUpdate, NewRequestData
 from ksana.worker.random import uniforms
 from ksana.worker.sampler import SamplingRows
 
+_LARGEST_INT64 = 2**63 - 1
+
 
 class InputBatch:
     """Arrays with a row for each running request. Rows are dense: the last one moves into a gap.
@@ -67,7 +69,7 @@ class InputBatch:
         sampling = request.sampling
         self._seeds[row] = request.seed
         self._temperatures[row] = 0.0 if sampling.is_greedy else sampling.temperature
-        self._top_ks[row] = max(0, sampling.top_k)
+        self._top_ks[row] = min(max(0, sampling.top_k), _LARGEST_INT64)  # any integer may be asked for
         self._top_ps[row] = sampling.top_p
         self._min_ps[row] = sampling.min_p
         self.num_logprobs[row] = sampling.logprobs

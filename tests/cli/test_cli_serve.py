@@ -198,6 +198,25 @@ def test_help_teaches_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert "KSANA_SERVER_PORT" in text
 
 
+def test_help_of_a_switch_that_turns_off_states_no_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    # "do not log one line a request (default: on)" reads as if nothing were logged by default.
+    assert "(default: on)" not in capsys.readouterr().out
+
+
+def test_the_listing_of_plugins_has_a_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: ksana-serve plugins")
+
+
+def test_print_config_tells_of_a_misspelt_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It is the command with which one looks for a setting that has no effect.
+    monkeypatch.setenv("KSANA_SERVER_PORTT", "1")
+    result = run("--print-config")
+    assert result.returncode == 0
+    assert "KSANA_SERVER_PORTT means nothing; did you mean KSANA_SERVER_PORT?" in result.stderr
+
+
 def test_the_package_exports_lazily_what_it_promises() -> None:
     for name in set(ksana.__all__) - {"LLM", "AsyncEngine"}:
         assert getattr(ksana, name) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 
 from ksana import AsyncEngine, RequestDraft, RequestError, SamplingParams, hookimpl
-from ksana.errors import EngineDeadError
+from ksana.errors import EngineDeadError, UsageError
 from ksana.plugin.spec import PluginSpecs, create_plugin_manager
 from ksana.types.config import CacheConfig, KernelConfig, KsanaConfig, ModelOptions, SchedulerConfig
 from ksana.types.output import FinishReason, RequestStats
 from ksana.types.step import ModelRunnerOutput, SchedulerOutput
+
+ONE = SamplingParams(max_tokens=1)
 
 Scenario = Callable[[AsyncEngine], Awaitable[None]]
 
@@ -102,6 +105,47 @@ def test_leaving_in_every_phase_aborts(run: Callable[..., None]) -> None:
     run(scenario, split_fuse_token_num=8)
 
 
+def test_leaving_before_the_engine_has_taken_the_request(run: Callable[..., None]) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        resume = threading.Event()
+        engine._loop.post(lambda core: resume.wait(10.0) and None)
+        consumer = asyncio.create_task(engine.submit(draft(5, 400)))
+        while engine.num_unfinished() == 0:
+            await asyncio.sleep(0)
+        consumer.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await consumer
+        resume.set()
+        while engine.num_unfinished():
+            await asyncio.sleep(0.001)
+        assert counter.reasons == [FinishReason.ABORT]
+
+    counter = _Reasons()
+    run(scenario, counter)
+
+
+def test_a_consumer_whose_event_loop_is_closed_does_not_hold_the_engine_up(run: Callable[..., None]) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        await asyncio.to_thread(lambda: asyncio.run(engine.submit(draft(5, 500))))
+        assert (await complete(engine, draft())).finish_reason is FinishReason.LENGTH
+        await engine.drain(10.0)
+        assert sorted(counter.reasons) == [FinishReason.ABORT, FinishReason.LENGTH]
+
+    counter = _Reasons()
+    run(scenario, counter)
+
+
+class _Reasons:
+    """Collects why requests ended."""
+
+    def __init__(self) -> None:
+        self.reasons: list[FinishReason] = []
+
+    @hookimpl
+    def ksana_request_finished(self, finish_reason: FinishReason) -> None:
+        self.reasons.append(finish_reason)
+
+
 def test_a_failing_step_ends_only_what_was_running(run: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         executor = _Failing(engine)
@@ -114,6 +158,7 @@ def test_a_failing_step_ends_only_what_was_running(run: Callable[..., None], cap
         assert "boom" not in failed.error.message
         again = await complete(engine, draft(4, 6))
         assert again.finish_reason is FinishReason.LENGTH
+        assert executor.num_resets == 1  # nobody knows what the rows of a failed step hold
         assert again.token_ids == failed.token_ids[:6] or len(failed.token_ids) < 6
         assert engine.is_alive
 
@@ -128,6 +173,7 @@ class _Failing:
         core = engine._loop.core
         self._inner = core._executor
         self.fail_next = False
+        self.num_resets = 0
         core._executor = self
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -137,6 +183,7 @@ class _Failing:
         return self._inner.execute(step)
 
     def reset(self) -> None:
+        self.num_resets += 1
         self._inner.reset()
 
 
@@ -147,6 +194,30 @@ def test_a_full_queue_refuses_with_429_and_serves_on(run: Callable[..., None]) -
         assert refused and all((error.status, error.code) == (429, "queue_full") for error in refused)
         assert len(results) - len(refused) >= 2
         assert (await complete(engine, draft())).finish_reason is FinishReason.LENGTH
+
+    run(scenario, max_num_seqs=1, max_waiting_queue_len=2)
+
+
+def test_a_flood_is_refused_before_it_is_tokenised(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        admitted: list[RequestDraft] = []
+        admit = engine._admission.admit
+
+        def counting(request: RequestDraft) -> Any:
+            admitted.append(request)
+            return admit(request)
+
+        monkeypatch.setattr(engine._admission, "admit", counting)
+        resume = threading.Event()
+        engine._loop.post(lambda core: resume.wait(10.0) and None)
+        consumers = [asyncio.create_task(complete(engine, draft(5, 3))) for _ in range(500)]
+        while sum(consumer.done() for consumer in consumers) < 497:
+            await asyncio.sleep(0)
+        resume.set()
+        results = await asyncio.gather(*consumers, return_exceptions=True)
+        refused = [result for result in results if isinstance(result, RequestError)]
+        assert {(error.status, error.code) for error in refused} == {(429, "queue_full")}
+        assert len(admitted) == 3
 
     run(scenario, max_num_seqs=1, max_waiting_queue_len=2)
 
@@ -295,6 +366,70 @@ def test_a_stopped_engine_ends_its_streams(run: Callable[..., None]) -> None:
     run(scenario, leaves_clean=False)
 
 
+class _Gate:
+    """Holds requests up in ``ksana_preprocess``."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.open = asyncio.Event()
+
+    @hookimpl
+    async def ksana_preprocess(self) -> None:
+        self.reached.set()
+        await self.open.wait()
+
+
+def test_an_engine_that_stops_during_preprocessing_refuses_the_request(run: Callable[..., None]) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        consumer = asyncio.create_task(engine.submit(draft()))
+        await gate.reached.wait()
+        await engine.stop("maintenance")
+        gate.open.set()
+        with pytest.raises(EngineDeadError, match="maintenance"):
+            await asyncio.wait_for(consumer, 10.0)
+        assert engine.num_unfinished() == 0
+
+    gate = _Gate()
+    run(scenario, gate, leaves_clean=False)
+
+
+def test_draining_waits_for_requests_that_are_still_preprocessed(run: Callable[..., None]) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        consumer = asyncio.create_task(complete(engine, draft()))
+        await gate.reached.wait()
+        assert engine.num_unfinished() == 1
+        assert not await engine.drain(0.0)
+        gate.open.set()
+        assert await engine.drain(10.0)
+        assert (await consumer).finish_reason is FinishReason.LENGTH
+
+    gate = _Gate()
+    run(scenario, gate)
+
+
+def test_a_plugin_that_fails_at_the_start_leaves_no_engine_behind(tiny_path: Callable[..., Path]) -> None:
+    class Plugin:
+        stopped_because = ""
+
+        @hookimpl
+        def ksana_engine_started(self, engine: AsyncEngine) -> None:
+            self.engine = engine
+            raise UsageError("no exporter")
+
+        @hookimpl
+        def ksana_engine_stopping(self, reason: str) -> None:
+            self.stopped_because = reason
+
+    plugin = Plugin()
+    manager = create_plugin_manager(PluginSpecs(autoload=False))
+    manager.register(plugin)
+    config = KsanaConfig(model=ModelOptions(model=str(tiny_path())), cache=CacheConfig(num_blocks=100))
+    with pytest.raises(UsageError, match="no exporter"):
+        AsyncEngine.start(config, manager)
+    assert not plugin.engine.is_alive and not plugin.engine._loop._thread.is_alive()
+    assert plugin.stopped_because == "a plugin could not start"
+
+
 def test_a_dead_loop_is_seen_by_everybody(run: Callable[..., None]) -> None:
     """A bug in the step loop itself must not leave clients waiting."""
 
@@ -310,6 +445,17 @@ def test_a_dead_loop_is_seen_by_everybody(run: Callable[..., None]) -> None:
     run(scenario, leaves_clean=False)
 
 
+def test_blocks_are_verified_when_the_engine_falls_idle(run: Callable[..., None]) -> None:
+    """Every other test relies on this check."""
+
+    async def scenario(engine: AsyncEngine) -> None:
+        engine._loop.post(lambda core: setattr(core.scheduler.kv.pool.blocks[50], "ref_cnt", 1))
+        with pytest.raises(EngineDeadError, match="AssertionError"):
+            await complete(engine, draft())
+
+    run(scenario, leaves_clean=False)
+
+
 def test_consumers_on_two_event_loops(run: Callable[..., None]) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         here, there = await asyncio.gather(
@@ -318,3 +464,104 @@ def test_consumers_on_two_event_loops(run: Callable[..., None]) -> None:
         assert here.token_ids == there.token_ids
 
     run(scenario)
+
+
+def test_absurd_top_k_harms_nobody(run: Callable[..., None]) -> None:
+    """A number beyond 64 bits failed the step, and with it everybody else's request."""
+
+    async def scenario(engine: AsyncEngine) -> None:
+        absurd = RequestDraft(
+            prompt_token_ids=[7, 8], sampling=SamplingParams(top_k=2**80, max_tokens=3, ignore_eos=True)
+        )
+        outputs = await asyncio.gather(complete(engine, draft()), complete(engine, absurd))
+        assert [output.finish_reason for output in outputs] == [FinishReason.LENGTH, FinishReason.LENGTH]
+
+    run(scenario)
+
+
+def test_a_hopelessly_long_text_is_refused_by_its_beginning(run: Callable[..., None]) -> None:
+    """Seven million characters took seventeen seconds and a GiB to tokenise before they were refused."""
+
+    async def scenario(engine: AsyncEngine) -> None:
+        for request in (
+            RequestDraft(prompt="over and over " * 100_000),
+            RequestDraft(messages=[{"role": "user", "content": "over and over " * 100_000}]),
+        ):
+            with pytest.raises(RequestError, match="has more than") as caught:
+                await engine.submit(request)
+            assert caught.value.code == "context_length_exceeded"
+        with pytest.raises(RequestError, match=r"has \d+ and at least"):
+            await engine.submit(RequestDraft(prompt="over and over " * 300))
+
+    run(scenario)
+
+
+def test_a_turn_of_the_event_loop_tokenises_only_so_much(run: Callable[..., None]) -> None:
+    """A thousand prompts that come at once are as bad for the loop as a long one."""
+
+    async def scenario(engine: AsyncEngine) -> None:
+        assert not engine._take_inline(5000)
+        assert [engine._take_inline(1500) for _ in range(4)] == [True, True, False, False]
+        await asyncio.sleep(0)
+        assert engine._take_inline(1500)
+        await asyncio.gather(*(complete(engine, RequestDraft(prompt="a b " * 50, sampling=ONE)) for _ in range(60)))
+
+    run(scenario)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_plugin_that_exits_on_the_engines_thread_leaves_nobody_waiting(run: Callable[..., None]) -> None:
+    class Exits:
+        @hookimpl
+        def ksana_request_finished(self) -> None:
+            raise SystemExit(1)
+
+    async def scenario(engine: AsyncEngine) -> None:
+        with pytest.raises(EngineDeadError, match="SystemExit"):
+            await asyncio.wait_for(complete(engine, draft()), 20.0)
+        assert not engine.is_alive
+
+    run(scenario, Exits(), leaves_clean=False)
+
+
+def test_a_tokenizer_that_fails_ends_its_own_request_only(
+    run: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A plugin's tokenizer may raise while decoding: a token of one request, or its start."""
+
+    class Fragile:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def token_bytes(self, token_id: int) -> bytes | None:
+            if self.broken:
+                raise LookupError("no such piece")
+            return self._inner.token_bytes(token_id)
+
+        broken = False
+
+    class Plugin:
+        @hookimpl(wrapper=True)
+        def ksana_create_tokenizer(self) -> Any:
+            self.tokenizer = Fragile((yield))
+            return self.tokenizer
+
+    plugin = Plugin()
+
+    async def scenario(engine: AsyncEngine) -> None:
+        running = await engine.submit(draft(5, 400))
+        await running.__anext__()
+        plugin.tokenizer.broken = True
+        failed = await running.result()
+        assert failed.error is not None and failed.error.code == "detokenization_failed"
+        with pytest.raises(RequestError) as caught:
+            await engine.submit(draft(5, 3))
+        assert caught.value.status == 500
+        plugin.tokenizer.broken = False
+        assert (await complete(engine, draft(5, 3))).finish_reason is FinishReason.LENGTH
+
+    run(scenario, plugin)
+    assert "no such piece" in caplog.text

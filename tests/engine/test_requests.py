@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
 import random
 import shutil
@@ -12,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from ksana import LLM, RequestError, SamplingParams
+from ksana import LLM, AsyncEngine, RequestDraft, RequestError, SamplingParams, UsageError
+from ksana.errors import ConfigError, EngineDeadError, ModelLoadError
 from ksana.testing import TransformersOracle
 from ksana.types.output import FinishReason
 
@@ -139,6 +142,60 @@ def test_absurd_sampling_values_name_their_field(values: dict[str, Any]) -> None
     assert caught.value.param == next(iter(values)) and caught.value.status == 400
 
 
+@pytest.mark.parametrize("values", [{"stop": None}, {"stop": 5}, {"stop_token_ids": 5}, {"stop_token_ids": ("5",)}])
+def test_stops_of_other_types_name_their_field(values: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**values)
+    assert caught.value.param == next(iter(values))
+
+
+def test_a_bare_stop_string_is_one_string_and_not_its_characters() -> None:
+    assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
+    given = SamplingParams(stop=["a", "b"], stop_token_ids=[3])  # type: ignore[arg-type]
+    assert (given.stop, given.stop_token_ids) == (("a", "b"), (3,))
+
+
+def test_options_are_checked_by_name_and_by_plugins(tiny_path: Callable[..., Path]) -> None:
+    for start, name in ((LLM, "LLM"), (AsyncEngine.load, "AsyncEngine.load")):
+        with pytest.raises(ConfigError, match=rf"{name} has no option 'num_block'; did you mean num_blocks\?"):
+            start(str(tiny_path()), num_block=5)
+        with pytest.raises(ConfigError, match=rf"{name}\(num_blocks=\.\.\.\): -1 is not valid"):
+            start(str(tiny_path()), num_blocks=-1)
+
+
+async def stream_text(model: Path) -> str:
+    """The example of :class:`AsyncEngine`."""
+    engine = await asyncio.to_thread(AsyncEngine.load, str(model), num_blocks=50, threads=1)
+    greedy = SamplingParams(temperature=0.0, max_tokens=8)
+    async with await engine.submit(RequestDraft(prompt="Once upon a time", sampling=greedy)) as stream:
+        text = "".join([output.text_delta async for output in stream])
+    await engine.stop("done")
+    return text
+
+
+def test_async_engine_from_keywords_answers_as_the_offline_one(llm: LLM, tiny_path: Callable[..., Path]) -> None:
+    [offline] = llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=8))
+    assert asyncio.run(stream_text(tiny_path())) == offline.text
+
+
+def test_a_stop_string_within_the_last_token_wins_over_the_length(llm: LLM) -> None:
+    prompt = random_prompts(1)[0]
+    [free] = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
+    stop = free.text[-1]
+    [cut] = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, stop=(stop,)))
+    count = len(cut.token_ids)
+    [last] = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, stop=(stop,)))
+    assert (last.finish_reason, last.stop_reason, last.text) == (FinishReason.STOP, stop, cut.text)
+    assert last.token_ids == cut.token_ids
+
+
+def test_a_closed_llm_says_so(tiny_path: Callable[..., Path], start_llm: Callable[..., LLM]) -> None:
+    closed = start_llm(tiny_path())
+    closed.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        closed.generate("again")
+
+
 def test_tiny_temperature_is_finite_and_nearly_greedy(llm: LLM) -> None:
     """Dividing by the smallest temperatures must not make infinities that end the request."""
     prompt = random_prompts(1)[0]
@@ -149,3 +206,22 @@ def test_tiny_temperature_is_finite_and_nearly_greedy(llm: LLM) -> None:
                 prompt, SamplingParams(temperature=temperature, max_tokens=6, ignore_eos=True, **more)
             )
             assert output.token_ids == greedy.token_ids
+
+
+def test_options_by_field_and_by_flag(tiny_path: Callable[..., Path]) -> None:
+    with LLM(tiny_path(), num_blocks=50, scheduling_policy="priority", cache_memory_fraction=0.25) as llm:
+        assert llm.engine.config.scheduler.policy == "priority"
+        assert llm.engine.config.cache.memory_fraction == 0.25
+
+
+def test_a_length_beyond_the_model_is_refused(tiny_path: Callable[..., Path]) -> None:
+    with pytest.raises(UsageError, match=r"513.*512"):
+        LLM(tiny_path(), max_model_len=513)
+
+
+def test_weights_that_do_not_fit_name_the_model(tiny_path: Callable[..., Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_path(), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
+    with pytest.raises(ModelLoadError, match=r"model: weight .*_proj.* \[128, 64\]"):
+        LLM(folder)

@@ -42,7 +42,7 @@ def oracle() -> TransformersOracle:
 @pytest.mark.timeout(600)
 def test_greedy_tokens_equal_transformers(oracle: TransformersOracle) -> None:
     conversations = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    with LLM("demo", dtype="float32", num_blocks=1000, check_integrity=True) as llm:
+    with LLM("demo", dtype="float32", num_blocks=1000, threads=1, check_integrity=True) as llm:
         singly = [llm.chat(conversation, GREEDY)[0] for conversation in conversations]
         batched = llm.chat(conversations, GREEDY)
     for output in singly:

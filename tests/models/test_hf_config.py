@@ -137,6 +137,16 @@ def test_generation_config_overrides_and_gives_defaults(tmp_path: Path) -> None:
             1024,
             {"factor": 4.0, "truncate": 0.0, "original_max_position_embeddings": 1024.0},
         ),
+        (  # added by hand to what transformers has saved
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+                "rope_scaling": {"type": "linear", "factor": 4},
+                "rope_theta": ...,
+            },
+            "linear",
+            1024,
+            {"factor": 4.0},
+        ),
     ],
 )
 def test_rope_of_both_spellings(

@@ -21,6 +21,9 @@ class Receiver:
         self.missing.remove(name)
         return True
 
+    def num_weights(self) -> int:
+        return len(self.missing)
+
     def finish_loading(self) -> list[str]:
         return self.missing
 
@@ -38,6 +41,14 @@ def test_every_weight_finds_its_place(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight"])
 def test_what_models_compute_themselves_is_passed_over(name: str) -> None:
     load(Receiver("a"), "a", name)
+
+
+def test_progress_is_out_of_the_number_of_weights(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, to the library that draws
+    load_weights(Receiver("a", "b"), ((name, torch.zeros(2)) for name in "ab"), progress=True)  # type: ignore[arg-type]
+    assert "100%" in capsys.readouterr().err
 
 
 def test_unexpected_names_are_listed() -> None:

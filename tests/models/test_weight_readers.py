@@ -196,6 +196,20 @@ def test_damaged_index_is_named(tiny: Tiny, tmp_path: Path, text: str) -> None:
         read(folder)
 
 
+def test_an_index_without_a_map_says_so(tiny: Tiny, tmp_path: Path) -> None:
+    folder = copy_with(tiny("llama"), tmp_path / "copy", lambda state, folder: None)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="it holds no weight_map"):
+        read(folder)
+
+
+def test_a_file_of_something_else_is_no_number(tiny: Tiny, tmp_path: Path) -> None:
+    folder = copy_with(tiny("llama"), tmp_path / "copy", lambda state, folder: None)
+    (folder / "pytorch_model.bin").write_bytes(b"junk" * 100)
+    with pytest.raises(ModelLoadError, match=r"pytorch_model\.bin: damaged, or holds other objects"):
+        read(folder)
+
+
 def test_no_weights_at_all(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="no weights found"):
         read(copy_with(tiny("llama"), tmp_path / "copy", lambda state, folder: None))

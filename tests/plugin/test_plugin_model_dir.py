@@ -135,6 +135,26 @@ def test_a_broken_file_stops_the_start_with_file_and_cause(
         assert not [name for name in set(sys.modules) - before if "model_plugin" in name]
 
 
+def test_a_syntax_error_is_placed_in_the_plugin_and_nowhere_else(load: Callable[..., KsanaPluginManager]) -> None:
+    with pytest.raises(PluginLoadError, match=r"\(\S+ksana_plugin\.py, line 2\)$") as caught:
+        load("x = 1\ndef f(:\n")
+    assert str(caught.value).count("line") == 1
+
+
+def test_a_misspelt_method_is_pointed_out_and_a_helper_is_not(
+    load: Callable[..., KsanaPluginManager], caplog: pytest.LogCaptureFixture
+) -> None:
+    load(
+        "class KsanaPlugin:\n"
+        "    def init_plugin(self, **k): ...\n"
+        "    def preproces(self, **k): ...\n"
+        "    def preprocess_image(self): ...\n"
+    )
+    assert [message.partition(": ")[2] for message in caplog.messages] == [
+        "KsanaPlugin.preproces is never called; did you mean preprocess?"
+    ]
+
+
 def test_init_plugin_gets_the_contract(load: Callable[..., KsanaPluginManager], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     manager = load("class KsanaPlugin:\n    def init_plugin(self, **kwargs):\n        self.got = kwargs\n")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import shlex
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -143,3 +147,32 @@ def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_2(start: Start, tmp_
     assert server.end() == 2
     assert len(server.lines[:-1]) == 1
     assert server.lines[0].startswith("ksana-serve: error: ")
+
+
+@pytest.mark.parametrize("redirection", ["> >(true)", ">/dev/full", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_server_that_nobody_listens_to_serves(model: Path, redirection: str) -> None:
+    """The greeting ended the server when stdout was a closed pipe or a full disk; a closed stderr, the loading."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "ksana.cli.serve", "--model", str(model), "--port", str(port), "--threads", "1"]
+    shell = ["bash", "-c", f"exec {shlex.join(command)} --num-blocks 100 {redirection}"]
+    process = subprocess.Popen(
+        shell, stderr=subprocess.DEVNULL, env={**os.environ, "KSANA_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    )
+    try:
+        while not _is_ready(port):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+    finally:
+        process.kill()
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready") as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False

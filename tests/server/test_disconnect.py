@@ -69,7 +69,9 @@ async def test_leaving_while_tokens_come(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_leaving_while_sending_the_body(serving, engine: ScriptedEngine) -> None:
+async def test_leaving_while_sending_the_body(
+    serving, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving(engine) as session:
         url = session._base_url
         assert url is not None
@@ -80,6 +82,7 @@ async def test_leaving_while_sending_the_body(serving, engine: ScriptedEngine) -
         async with session.post("/generate", json={"prompt": "hi", "stream": False}) as response:
             assert response.status == 200
     assert len(engine.drafts) == 1
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_client_that_stops_reading_is_cut_off(engine: ScriptedEngine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import logging
@@ -115,6 +116,41 @@ async def test_a_small_body_cannot_unpack_into_a_big_one(serving, engine: Script
     async with serving(engine) as session:
         status, body = await post(session, bomb, {**JSON, "Content-Encoding": "gzip"})
         assert (status, body["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a_body_that_does_not_unpack_is_the_clients_fault(
+    serving, engine: ScriptedEngine, encoding: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(engine) as session:
+        status, body = await post(session, GOOD, {**JSON, "Content-Encoding": encoding})
+        assert (status, body["error"]["code"]) == (400, "invalid_body")
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_bytes_that_are_no_http_are_one_short_line_in_the_log(
+    serving, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """aiohttp logs them at length, as errors: anybody could fill the disk."""
+    caplog.set_level(logging.INFO, logger="ksana")
+    async with serving(engine) as session:
+        url = session._base_url
+        assert url is not None
+        for data in (
+            b"GET /\xff" + b"g" * 8000 + b" HTTP/1.1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+        ):
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(data)
+            assert b" 400 Bad Request" in await reader.read()
+            writer.close()
+    [first, second] = [record for record in caplog.records if record.name == "ksana.http"]
+    for record in (first, second):
+        assert record.levelno == logging.INFO
+        assert record.exc_info is None
+        assert len(record.getMessage()) < 100
+        assert "aaa" not in record.getMessage()
+        assert "ggg" not in record.getMessage()
 
 
 async def test_unknown_route_and_method(serving, engine: ScriptedEngine) -> None:

@@ -74,3 +74,11 @@ def test_work_does_not_grow_with_a_hostile_text() -> None:
     # Every character may begin the stop string anew: a search over suffixes would be quadratic.
     stop = "a" * 1023 + "b"
     assert run((stop,), ["a" * 50_000]) == ("a" * 50_000, None)
+
+
+def test_long_stop_strings_cost_nothing_before_they_begin_to_match() -> None:
+    """A call with a thousand prompts and sixteen long stops each would otherwise hold up everybody's next step."""
+    matcher = StopMatcher(("ab" * 512,) * 16)
+    assert all(len(automaton.failure) == 1 for automaton in matcher._automata)
+    matcher.push("abac")
+    assert all(len(automaton.failure) == 3 for automaton in matcher._automata)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -85,3 +87,20 @@ def test_truncation_and_padding_of_the_file_are_switched_off() -> None:
     backend.enable_truncation(2)
     backend.enable_padding(length=8)
     assert FastTokenizer(backend).encode("a a a a") == [0, 0, 0, 0]
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(byte_level: FastTokenizer) -> None:
+    """The library's plain encode keeps the interpreter lock: event loops stood still for seconds."""
+    started, turns = threading.Event(), 0
+
+    def encode() -> None:
+        started.set()
+        byte_level.encode("in the beginning " * 100_000)
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    started.wait()
+    while thread.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns >= 10

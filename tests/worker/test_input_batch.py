@@ -21,7 +21,7 @@ MAX_SEQS, MAX_LEN, BLOCK_SIZE = 5, 24, 4
 SAMPLING = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 0.5, 2.0]),
-    top_k=st.sampled_from([-1, 0, 1, 8]),
+    top_k=st.sampled_from([-1, 0, 1, 8, 2**80]),
     top_p=st.sampled_from([0.25, 1.0]),
     min_p=st.sampled_from([0.0, 0.125]),
     logprobs=st.sampled_from([0, 3]),
@@ -121,7 +121,7 @@ class InputBatchMachine(RuleBasedStateMachine):
             row = self.rows[name]
             sampling = row.sampling
             assert params.temperatures[index] == (0.0 if sampling.is_greedy else sampling.temperature)
-            assert params.top_ks[index] == max(0, sampling.top_k)
+            assert params.top_ks[index] == min(max(0, sampling.top_k), 2**63 - 1)
             assert params.top_ps[index] == sampling.top_p
             assert params.min_ps[index] == sampling.min_p
             position = np.array([len(row.tokens)])

@@ -18,7 +18,9 @@ def read_shard_index(index: Path) -> list[Path]:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(weight_map.values()))
         valid = bool(names) and all(isinstance(name, str) and Path(name).name == name for name in names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
+        raise ModelLoadError(f"{index}: not an index of weight files: it holds no weight_map") from error
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{index}: not an index of weight files: {error!r}") from error
     if not valid:
         raise ModelLoadError(f"{index}: weight_map must name files of the same folder")

@@ -51,9 +51,9 @@ def _unpickle(path: Path) -> Any:
             is_zip = file.read(2) == b"PK"
         # Files from before PyTorch 1.6 are no zip archives and cannot be mapped.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, KeyError) as error:
         raise ModelLoadError(
             f"{path}: damaged, or holds other objects than tensors, which are not loaded because they can run code"
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
         raise ModelLoadError(f"{path}: damaged PyTorch file: {error}; it may be truncated") from error

@@ -135,6 +135,15 @@ def test_a_million_errors_are_told_as_one(url: str) -> None:
         assert len(answer["error"]["message"]) < 200
 
 
+def test_more_prompts_than_the_queue_holds_are_refused_before_any_work(url: str, engine: Any) -> None:
+    """Each prompt is a task and a tokenisation: two million of them fit a body, and stopped the server for minutes."""
+    for prompt in (["a"] * 1201, [[1]] * 1201):
+        status, answer = post(url, "/v1/completions", {"prompt": prompt})
+        assert (status, answer["error"]["param"]) == (400, "prompt")
+        assert "1201 prompts" in answer["error"]["message"]
+    assert not engine.drafts
+
+
 def test_neutral_values_are_accepted(url: str) -> None:
     neutral = {
         "n": 1,

@@ -69,15 +69,18 @@ class Completions:
                 final_only=not body.stream,
                 external_id=request_id,
             )
-            for prompt in parse_prompts(body.prompt)
+            for prompt in parse_prompts(body.prompt, self._engine.config.scheduler.max_waiting_queue_len)
         ]
 
 
-def parse_prompts(prompt: object) -> list[str | list[int]]:
+def parse_prompts(prompt: object, max_prompts: int) -> list[str | list[int]]:
     """Tell the four shapes of ``prompt`` apart: text, texts, token ids, lists of token ids.
 
+    Args:
+        max_prompts: most prompts that the engine's queue takes at once.
+
     Raises:
-        RequestError: it has none of them; ``param`` names the first element that is wrong.
+        RequestError: it has none of them, or holds too many; ``param`` names the first element that is wrong.
     """
     if isinstance(prompt, str):
         return [prompt]
@@ -87,6 +90,12 @@ def parse_prompts(prompt: object) -> list[str | list[int]]:
         raise RequestError("prompt must not be empty", param="prompt")
     if isinstance(prompt[0], int):
         return [_check_token_ids(prompt, "prompt")]
+    if len(prompt) > max_prompts:
+        raise RequestError(
+            f"prompt holds {len(prompt)} prompts, more than the {max_prompts} that this server takes at once; "
+            "send them in several calls",
+            param="prompt",
+        )
     return [_check_prompt(item, f"prompt[{index}]") for index, item in enumerate(prompt)]
 
 
