@@ -62,13 +62,14 @@ class KernelBackend:
     # -- weights -----------------------------------------------------------------------------------------------
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """Take a loaded projection over; called once for each, after its weights are complete."""
+        """Take a loaded projection over, its memory too; called once for each, after its weights are complete."""
         return Linear(weight, bias)
 
     # -- single operators --------------------------------------------------------------------------------------
 
     def linear(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
         """[T, in_features] -> [T, out_features]."""
+        assert linear.weight is not None, "packed by another backend"
         return F.linear(x, linear.weight, linear.bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

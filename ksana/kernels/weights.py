@@ -17,12 +17,12 @@ class Linear:
     """A projection ``y = x @ weight.T + bias``.
 
     Attributes:
-        weight: [out_features, in_features].
+        weight: [out_features, in_features]; None if the backend keeps it in ``packed`` alone.
         bias: [out_features] or None.
         packed: whatever the backend made of it; None if it uses ``weight`` as it is.
     """
 
-    weight: torch.Tensor
+    weight: torch.Tensor | None
     bias: torch.Tensor | None = None
     packed: Any = None
 

@@ -52,15 +52,20 @@ class LlamaModel:
         missing = self._parameters.missing()
         if missing:
             return missing
-        pack = self._backend.pack_linear
+        self._parameters.release()
         for layer in self._layers:
             attention, mlp = layer.attention, layer.mlp
-            attention.qkv = pack(attention.qkv.weight, attention.qkv.bias)
-            attention.output = pack(attention.output.weight, attention.output.bias)
-            mlp.gate_up = pack(mlp.gate_up.weight, mlp.gate_up.bias)
-            mlp.down = pack(mlp.down.weight, mlp.down.bias)
-        self._head = pack(self._head.weight)
+            attention.qkv = self._pack(attention.qkv)
+            attention.output = self._pack(attention.output)
+            mlp.gate_up = self._pack(mlp.gate_up)
+            mlp.down = self._pack(mlp.down)
+        if not self.config.tie_word_embeddings:  # a tied head is read as the embedding too
+            self._head = self._pack(self._head)
         return []
+
+    def _pack(self, linear: Linear) -> Linear:
+        assert linear.weight is not None
+        return self._backend.pack_linear(linear.weight, linear.bias)
 
     def rotary_tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         angles = positions[:, None].float() * self._inv_freq

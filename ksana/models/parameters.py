@@ -49,6 +49,10 @@ class Parameters:
     def __len__(self) -> int:
         return len(self._slots)
 
+    def release(self) -> None:
+        """Let go of all weights: they belong to the model's parts, which may pack them into other memory."""
+        self._slots.clear()
+
     def missing(self) -> list[str]:
         """Names that have not been filled."""
         return [name for name in self._slots if name not in self._filled]

@@ -225,3 +225,16 @@ def test_weights_that_do_not_fit_name_the_model(tiny_path: Callable[..., Path], 
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
     with pytest.raises(ModelLoadError, match=r"model: weight .*_proj.* \[128, 64\]"):
         LLM(folder)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_close_to_float32(
+    tiny_path: Callable[..., Path], start_llm: Callable[..., LLM], dtype: str
+) -> None:
+    """The packed weights of these types are other code than float32's."""
+    oracle = TransformersOracle(tiny_path())
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=1)
+    for output in start_llm(tiny_path(), dtype=dtype).generate(random_prompts(4), params):
+        expected = oracle.output_logits(output).log_softmax(-1)
+        for row, entry in zip(expected, output.logprobs, strict=True):
+            assert entry.logprob == pytest.approx(row[entry.token_id].item(), abs=0.1)

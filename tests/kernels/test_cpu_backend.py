@@ -97,3 +97,20 @@ def test_prompt_without_context_does_not_touch_the_cache() -> None:
     output = torch.zeros(6, 2 * heads, 8)
     prefill.run(query, kv, torch.full((2, 16, 2 * heads, 8), float("nan")), output, case.weights())
     assert torch.equal(output[:5], torch.ones(5, 2 * heads, 8))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 33])
+@pytest.mark.parametrize("shape", [(24, 16), (7, 5), (96, 33)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_packed_bfloat16_projections(rows: int, shape: tuple[int, int], biased: bool) -> None:
+    """Prepacked where the processor has bfloat16, plain where it has not; ragged shapes and strided rows too."""
+    backend = CPUBackend(KernelConfig(threads=1))
+    generator = torch.Generator().manual_seed(0)
+    weight, bias, x = (
+        torch.randn(*size, generator=generator).bfloat16() for size in (shape, shape[:1], (rows, 2 * shape[1]))
+    )
+    x = x[:, : shape[1]]
+    linear = backend.pack_linear(weight, bias if biased else None)
+    expected = x.double() @ weight.double().T + (bias.double() if biased else 0.0)
+    with torch.inference_mode():
+        torch.testing.assert_close(backend.linear(x, linear).double(), expected, rtol=0.02, atol=0.05)

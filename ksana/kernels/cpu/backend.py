@@ -12,7 +12,7 @@ from ksana.kernels.base import KernelBackend
 from ksana.kernels.batch import AttentionBatch
 from ksana.kernels.cpu import machine
 from ksana.kernels.cpu.attention import CPUAttentionMetadata
-from ksana.kernels.weights import AttentionWeights
+from ksana.kernels.weights import AttentionWeights, Linear
 from ksana.types.config import KernelConfig
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ class CPUBackend(KernelBackend):
         super().__init__("cpu")
         self.threads = config.threads or machine.usable_cpus()
         torch.set_num_threads(self.threads)
+        self._prepacks = _can_prepack()
         logger.info("CPU backend: %d threads", self.threads)
 
     def available_memory(self) -> int:
@@ -40,6 +41,19 @@ class CPUBackend(KernelBackend):
         # From the system's zero pages: memory is taken up page by page as blocks are first written, not at the start.
         pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
         return torch.from_numpy(pages).view(dtype).view(shape)
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        # In oneDNN's own layout, as compiled graphs use it: half the time of a plain product for a single row, less for
+        # more rows, and never slower. Other dtypes gain nothing.
+        if not self._prepacks or weight.dtype is not torch.bfloat16:
+            return super().pack_linear(weight, bias)
+        return Linear(None, bias, torch.ops.mkldnn._reorder_linear_weight(weight, None))
+
+    def linear(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
+        if linear.packed is None:
+            return super().linear(x, linear)
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, linear.packed, linear.bias, "none", [], "")
+        return product
 
     def build_attention_metadata(self, batch: AttentionBatch) -> CPUAttentionMetadata:
         return CPUAttentionMetadata(batch)
@@ -56,3 +70,17 @@ class CPUBackend(KernelBackend):
         for part in metadata.parts:
             part.run(query, kv, cache, output, weights)
         return output
+
+
+def _can_prepack() -> bool:
+    """True if this build of torch has oneDNN's prepacked product, and this processor bfloat16 for it."""
+    ops = torch.ops.mkldnn
+    try:
+        if not ops._is_mkldnn_bf16_supported():
+            return False
+        weight, x = torch.ones(16, 16, dtype=torch.bfloat16), torch.ones(1, 16, dtype=torch.bfloat16)
+        product = ops._linear_pointwise(x, ops._reorder_linear_weight(weight, None), None, "none", [], "")
+    except (AttributeError, RuntimeError, TypeError) as error:
+        logger.info("CPU backend: projections are not prepacked (%s)", " ".join(str(error).split())[:80])
+        return False
+    return bool((product == 16).all())
