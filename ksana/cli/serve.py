@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import ksana
 from ksana.cli.flags import early_parser, full_parser, normalize, plugin_settings, settings_from_flags
-from ksana.cli.logging import setup_logging
+from ksana.cli.logging import flush_logging, setup_logging
 from ksana.cli.plugins_command import list_command
 from ksana.config.compose import compose_config, compose_plugin_config
 from ksana.config.environment import AUTOLOAD_PATH, warn_of_misspelt_variables
@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(normalize(arguments))
     except UsageError as error:
         logger.debug("traceback of the following error", exc_info=True)
+        flush_logging()
         print(f"ksana-serve: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:

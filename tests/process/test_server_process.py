@@ -170,6 +170,30 @@ def test_a_server_that_nobody_listens_to_serves(model: Path, redirection: str) -
         process.kill()
 
 
+def test_a_log_that_nobody_reads_does_not_stop_the_server(model: Path) -> None:
+    """A pipe holds 64 KiB; whoever writes more to a stalled reader waits, and with the event loop everybody does."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "ksana.cli.serve", "--model", str(model), "--port", str(port), "--threads", "1"]
+    environment = {**os.environ, "KSANA_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    process = subprocess.Popen(
+        [*command, "--num-blocks", "100"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
+    )
+    try:
+        while not _is_ready(port):
+            assert process.poll() is None
+            time.sleep(0.05)
+        for _ in range(1000):  # an access line of some 100 bytes each
+            assert _is_ready(port)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+    finally:
+        process.kill()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
 def _is_ready(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready") as response:
