@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from ksana.kernels.batch import AttentionBatch
+from ksana.types.kv import cdiv
 
 
 def paged_attention(
@@ -30,7 +31,7 @@ def paged_attention(
         start, end = int(batch.query_starts[row]), int(batch.query_starts[row + 1])
         context = int(batch.context_lens[row])
         length = context + end - start
-        blocks = torch.from_numpy(batch.block_tables[row, : -(-length // batch.block_size)]).to(query.device)
+        blocks = torch.from_numpy(batch.block_tables[row, : cdiv(length, batch.block_size)]).to(query.device)
         kv = cache[blocks].flatten(0, 1)[:length].float()
         keys = kv[:, :num_kv_heads].repeat_interleave(group_size, dim=1)
         values = kv[:, num_kv_heads:].repeat_interleave(group_size, dim=1)

@@ -10,12 +10,7 @@ from abc import ABC, abstractmethod
 
 from ksana.kv.block import KVCacheBlock
 from ksana.kv.block_pool import BlockPool
-from ksana.types.kv import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
-
-
-def cdiv(numerator: int, denominator: int) -> int:
-    """Integer division, rounded up."""
-    return -(-numerator // denominator)
+from ksana.types.kv import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec, cdiv
 
 
 class BlockTables(ABC):

@@ -8,7 +8,7 @@ from ksana.kv.block import KVCacheBlock
 from ksana.kv.block_pool import BlockPool
 from ksana.kv.groups import BlockTables, create_block_tables
 from ksana.kv.hashing import BlockHasher
-from ksana.types.kv import KVCacheConfig
+from ksana.types.kv import KVCacheConfig, cdiv
 from ksana.types.request import Request
 from ksana.types.step import BlockIds, BlockTableUpdate
 
@@ -213,7 +213,7 @@ class KVCacheManager:
         return BlockTableUpdate(first, self._block_ids_from(request_id, first))
 
     def _set_capacity(self, request_id: str, num_tokens: int) -> None:
-        self._capacity[request_id] = -(-num_tokens // self.block_size) * self.block_size
+        self._capacity[request_id] = cdiv(num_tokens, self.block_size) * self.block_size
 
     def _block_ids_from(self, request_id: str, first: int) -> BlockIds:
         return tuple([block.block_id for block in group.tables[request_id][first:]] for group in self._groups)

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
+def cdiv(numerator: int, denominator: int) -> int:
+    """Integer division, rounded up: the blocks that so many tokens take."""
+    return -(-numerator // denominator)
+
+
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
     """What one attention layer keeps per token. A block holds ``block_size`` tokens of keys and of values."""

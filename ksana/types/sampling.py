@@ -24,7 +24,8 @@ class SamplingParams:
         top_k: keep the k likeliest tokens; 0 or -1 keeps all; 1 is greedy.
         top_p: keep the smallest set of likeliest tokens whose mass reaches this. In (0, 1].
         min_p: drop tokens less likely than ``min_p`` times the likeliest. In [0, 1].
-        seed: same seed and prompt, same tokens, whatever else is in the batch. None draws one.
+        seed: the random numbers follow from it and the token's position alone, whatever else is in the batch. None
+            draws one.
         stop: strings that end the text (a single one may be given bare); cut before the match unless
             ``include_stop_str_in_output``.
         stop_token_ids: tokens that end the sequence, beside the model's own end-of-sequence tokens.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ksana.errors import UsageError
 from ksana.kv.layout import group_layers, kv_cache_specs
 from ksana.types.config import CacheConfig
-from ksana.types.kv import KVCacheConfig
+from ksana.types.kv import KVCacheConfig, cdiv
 from ksana.types.model import ModelConfig
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def plan_kv_cache(
         num_blocks = cache.num_blocks + 1  # one more: the null block
     else:
         budget = min(int(available_memory() * cache.memory_fraction), cache.max_bytes)
-        useful = len(groups) * -(-most_useful_tokens // cache.block_size) + 1
+        useful = len(groups) * cdiv(most_useful_tokens, cache.block_size) + 1
         num_blocks = min(budget // one.bytes_per_block, useful)
         if num_blocks < 2 + len(groups):
             raise UsageError(

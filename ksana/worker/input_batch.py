@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ksana.types.kv import KVCacheConfig
+from ksana.types.kv import KVCacheConfig, cdiv
 from ksana.types.request import InputEmbedding
 from ksana.types.step import BlockTableUpdate, NewRequestData
 from ksana.worker.random import uniforms
@@ -31,7 +31,7 @@ class InputBatch:
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, kv: KVCacheConfig) -> None:
-        blocks = -(-max_model_len // kv.block_size)
+        blocks = cdiv(max_model_len, kv.block_size)
         self.request_ids: list[str] = []
         self._row_of: dict[str, int] = {}
         self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int64)

@@ -8,7 +8,7 @@ import torch
 from ksana.kernels.base import KernelBackend
 from ksana.kernels.batch import AttentionBatch, KVCache, ModelInputs, StepContext
 from ksana.models.base import Model
-from ksana.types.kv import SlidingWindowSpec
+from ksana.types.kv import SlidingWindowSpec, cdiv
 from ksana.types.step import ModelRunnerOutput, SchedulerOutput
 from ksana.worker.input_batch import InputBatch
 from ksana.worker.sampler import sample, token_logprobs
@@ -88,7 +88,7 @@ class ModelRunner:
             attention_batch = AttentionBatch(
                 query_starts=query_starts,
                 context_lens=starts,
-                block_tables=tables[rows, : -(-longest // size)],
+                block_tables=tables[rows, : cdiv(longest, size)],
                 slot_mapping=slots,
                 block_size=size,
                 sliding_window=group.spec.sliding_window if isinstance(group.spec, SlidingWindowSpec) else None,

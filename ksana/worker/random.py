@@ -1,6 +1,6 @@
 """Random numbers that depend on a request's seed and the token's position, and on nothing else.
 
-No generator has a state to carry, so a seeded request gives the same tokens in any batch, after a preemption, in any
+No generator has a state to carry, so a seeded request draws the same numbers in any batch, after a preemption, in any
 order. The mixing function is SplitMix64 (Steele, Lea and Flood 2014).
 """
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from ksana.kernels.batch import AttentionBatch
 from ksana.kernels.reference import causal_mask
 from ksana.kernels.weights import AttentionWeights
+from ksana.types.kv import cdiv
 
 _MAX_PADDING = 1.5
 """A decode part holds contexts of at most this ratio, longest to shortest: what padding may cost."""
@@ -52,7 +53,7 @@ class DecodePart:
     def __init__(self, batch: AttentionBatch, rows: np.ndarray, first_blocks: np.ndarray, lengths: np.ndarray) -> None:
         size = batch.block_size
         spans = lengths - first_blocks * size
-        num_blocks = -(-int(spans.max()) // size)
+        num_blocks = cdiv(int(spans.max()), size)
         columns = first_blocks[:, None] + np.arange(num_blocks)
         in_table = columns * size < lengths[:, None]
         columns = np.minimum(columns, batch.block_tables.shape[1] - 1)
@@ -104,7 +105,7 @@ class PrefillPart:
         if context > 0:
             first_block = seen_from // batch.block_size
             seen_from = first_block * batch.block_size
-            blocks = batch.block_tables[row, first_block : -(-end // batch.block_size)]
+            blocks = batch.block_tables[row, first_block : cdiv(end, batch.block_size)]
             self._blocks = torch.from_numpy(blocks)
             self._keys = slice(0, end - seen_from)
         else:

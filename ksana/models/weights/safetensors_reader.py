@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from ksana.errors import ModelLoadError
 from ksana.models.weights.batches import batch_by_bytes
-from ksana.models.weights.shards import read_shard_index
+from ksana.models.weights.shards import find_weight_files
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -21,9 +21,7 @@ _ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 def find_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder; empty if it has none."""
-    if (folder / INDEX_FILE).is_file():
-        return read_shard_index(folder / INDEX_FILE)
-    return [folder / SINGLE_FILE] if (folder / SINGLE_FILE).is_file() else []
+    return find_weight_files(folder, SINGLE_FILE, INDEX_FILE)
 
 
 def iter_weights(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -8,6 +8,17 @@ from pathlib import Path
 from ksana.errors import ModelLoadError
 
 
+def find_weight_files(folder: Path, single_file: str, index_file: str) -> list[Path]:
+    """The files that the index names, else the single file; empty if the folder has neither.
+
+    Raises:
+        ModelLoadError: the index is damaged, or one of its shards is missing.
+    """
+    if (folder / index_file).is_file():
+        return read_shard_index(folder / index_file)
+    return [folder / single_file] if (folder / single_file).is_file() else []
+
+
 def read_shard_index(index: Path) -> list[Path]:
     """Weight files named by a ``*.index.json``, in order.
 

@@ -11,7 +11,7 @@ import torch
 
 from ksana.errors import ModelLoadError
 from ksana.models.weights.batches import batch_by_bytes
-from ksana.models.weights.shards import read_shard_index
+from ksana.models.weights.shards import find_weight_files
 
 SINGLE_FILE = "pytorch_model.bin"
 INDEX_FILE = "pytorch_model.bin.index.json"
@@ -19,9 +19,7 @@ INDEX_FILE = "pytorch_model.bin.index.json"
 
 def find_files(folder: Path) -> list[Path]:
     """The PyTorch weight files of a model folder; empty if it has none."""
-    if (folder / INDEX_FILE).is_file():
-        return read_shard_index(folder / INDEX_FILE)
-    return [folder / SINGLE_FILE] if (folder / SINGLE_FILE).is_file() else []
+    return find_weight_files(folder, SINGLE_FILE, INDEX_FILE)
 
 
 def iter_weights(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
