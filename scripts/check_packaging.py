@@ -5,6 +5,7 @@ Run it as ``make package-check``. It ends with exit code 1 and the reason at the
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import importlib, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
 names = [module.name for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
 names = [name for name in names if ".testing" not in name]  # the kits need an extra
+names = [name for name in names if not name.endswith("._native")]  # it ends in .so, but is no module
 for name in names:
     importlib.import_module(name)
 print(f"{len(names)} modules of {package.__name__} import")
@@ -37,19 +39,41 @@ heavy = {"torch", "transformers", "aiohttp"} & set(sys.modules)
 sys.exit(code or (f"listing the plugins loads {sorted(heavy)}" if heavy else 0))
 """
 
+NATIVE_KERNELS = """
+import sys
+from ksana.kernels.cpu.library import PACKAGED_LIBRARY, load_library
+sys.exit(0 if load_library() else f"{PACKAGED_LIBRARY} does not work")
+"""
+
 
 @dataclass(frozen=True)
 class Distribution:
-    """A package of this repository: its name, its folder, and where in it the import package lies."""
+    """A package of this repository.
+
+    Attributes:
+        folder: where its pyproject.toml lies.
+        package: the folder of the import package.
+        plugin: name of the plugin that it installs.
+        built: files of the package that the build makes; a distribution that has some is for one platform.
+        sources: folders of the package that only the source distribution has.
+    """
 
     name: str
     folder: Path
     package: Path
     plugin: str = ""
+    built: frozenset[str] = frozenset()
+    sources: tuple[str, ...] = ()
 
 
 DISTRIBUTIONS = (
-    Distribution("ksana", ROOT, ROOT / "ksana"),
+    Distribution(
+        "ksana",
+        ROOT,
+        ROOT / "ksana",
+        built=frozenset({"ksana/kernels/cpu/_native.so"}),
+        sources=("ksana/kernels/cpu/csrc",),
+    ),
     Distribution(
         "ksana-openai-api",
         ROOT / "plugins/openai_api",
@@ -79,15 +103,19 @@ def build(distribution: Distribution, target: Path) -> Path:
     step(f"building {distribution.name}")
     run(sys.executable, "-m", "build", "--outdir", str(target), str(distribution.folder), quiet=True)
     (wheel,) = target.glob("*.whl")
+    # Neither is for one version of Python: the kernels are no extension module.
+    wanted = "py3-none-linux_*" if distribution.built else "py3-none-any"
+    if not wheel.match(f"*-{wanted}.whl"):
+        fail(f"{wheel.name} should be tagged {wanted}")
     return wheel
 
 
 def check_contents(distribution: Distribution, wheel: Path) -> None:
-    """Refuse a wheel that lacks a source file, the type marker or the licence, or holds anything else."""
+    """Refuse a wheel that lacks a source file, what is built, the type marker or the licence, or has anything else."""
     package = distribution.package
-    expected = {
-        str(path.relative_to(package.parent)) for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"
-    }
+    files_here = [path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    names = {path.relative_to(package.parent).as_posix() for path in files_here}
+    expected = {name for name in names if not name.startswith(distribution.sources)} | distribution.built
     with zipfile.ZipFile(wheel) as archive:
         files = set(archive.namelist())
     metadata = {name for name in files if name.partition("/")[0].endswith(".dist-info")}
@@ -115,6 +143,7 @@ def check_installed(distribution: Distribution, wheels: list[Path], folder: Path
         fail(f"ksana-serve --version says {version!r}, but installed is {wheels[0].name}")
     check_listing(run(str(folder / "bin" / "ksana-serve"), "plugins"), distribution)
     run(python, "-c", LIST_WITHOUT_TORCH, quiet=True)
+    run(python, "-c", NATIVE_KERNELS, quiet=True)
     run(python, "-c", IMPORT_EVERYTHING, distribution.package.name)
 
 
@@ -136,7 +165,13 @@ def run(*command: str, quiet: bool = False) -> str:
     shown = shlex.join([Path(command[0]).name, *("..." if "\n" in word else word for word in command[1:])])
     print(f"$ {shown}", flush=True)
     result = subprocess.run(
-        command, cwd=tempfile.gettempdir(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command,
+        cwd=tempfile.gettempdir(),
+        env={**os.environ, "KSANA_REQUIRE_NATIVE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     if result.returncode:
         fail(f"exit code {result.returncode} from: {shown}\n{result.stdout}")

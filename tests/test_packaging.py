@@ -39,6 +39,11 @@ def declared(folder: Path, extra: str = "") -> set[str]:
     return {normalized(re.split(r"[^\w.-]", need)[0]) for need in needs}
 
 
+def optional(folder: Path) -> set[str]:
+    """What the code does without if it is not there."""
+    return declared(folder, "plot") if "plot" in project(folder).get("optional-dependencies", {}) else set()
+
+
 def imported(sources: Path, *, kits: bool) -> set[str]:
     """The distributions, or the modules of none, that the code imports at any place: the kits' or all other code."""
     names: set[str] = set()
@@ -58,7 +63,7 @@ def imported(sources: Path, *, kits: bool) -> set[str]:
 
 @pytest.mark.parametrize(("folder", "sources"), DISTRIBUTIONS)
 def test_dependencies_are_those_that_the_code_imports(folder: Path, sources: str) -> None:
-    assert imported(folder / sources, kits=False) == declared(folder) - NOT_IMPORTED
+    assert imported(folder / sources, kits=False) == (declared(folder) | optional(folder)) - NOT_IMPORTED
 
 
 def test_the_kits_for_plugin_authors_need_no_more_than_their_extra() -> None:
@@ -69,5 +74,5 @@ def test_every_dependency_is_pinned_for_development() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {normalized(line.partition("==")[0]) for line in lines if not line.startswith("#")}
     needed = {need for folder, _ in DISTRIBUTIONS for need in declared(folder)}
-    extras = declared(ROOT, "testing") | declared(ROOT, "dev")
+    extras = declared(ROOT, "testing") | declared(ROOT, "dev") | optional(ROOT)
     assert (needed | extras) - {"ksana"} <= pinned

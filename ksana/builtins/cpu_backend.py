@@ -15,11 +15,22 @@ if TYPE_CHECKING:
 
 def _create(config: KernelConfig) -> CPUBackend:
     from ksana.kernels.cpu.backend import CPUBackend
+    from ksana.kernels.cpu.library import load_library
+    from ksana.kernels.cpu.native import NativeKernels
+    from ksana.kernels.cpu.native_backend import NativeCPUBackend
+
+    library = load_library()
+    return CPUBackend(config) if library is None else NativeCPUBackend(config, NativeKernels(library))
+
+
+def _create_torch(config: KernelConfig) -> CPUBackend:
+    from ksana.kernels.cpu.backend import CPUBackend
 
     return CPUBackend(config)
 
 
 @hookimpl
 def ksana_kernel_backends(register: Callable[[KernelBackendInfo], None]) -> None:
-    """Offer the CPU at the lowest priority."""
+    """Offer the CPU at the lowest priority, and below it the CPU without native kernels, for comparison."""
     register(KernelBackendInfo("cpu", "cpu", priority=0, probe=lambda: None, create=_create))
+    register(KernelBackendInfo("cpu-torch", "cpu", priority=-1, probe=lambda: None, create=_create_torch))

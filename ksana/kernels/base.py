@@ -1,6 +1,6 @@
 """The interface of a kernel backend, with a plain torch default for every operator.
 
-Models call the coarsest operator, :meth:`KernelBackend.decoder_layer`. Its default is made of the next finer ones, and
+Models call the coarsest operator, :meth:`KernelBackend.decoder_layers`. Its default is made of the next finer ones, and
 so on down to single operators: a new device overrides at the level it is good at, a native library at the top, a set
 of Triton kernels in the middle, and whatever it leaves out works.
 
@@ -10,21 +10,33 @@ step and group (:meth:`build_attention_metadata`), and the call in every layer (
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from ksana.kernels import reference
 from ksana.kernels.batch import AttentionBatch, KVCache, StepContext
+from ksana.kernels.quantization import Weight
 from ksana.kernels.weights import AttentionWeights, DecoderLayerWeights, GatedMLPWeights, Linear
 from ksana.types.kv import KVCacheConfig
 
-_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+logger = logging.getLogger(__name__)
+
+_TORCH_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a :class:`ksana.types.model.ModelConfig` dtype name."""
+    """The torch dtype of a name in :class:`ksana.types.model.ModelConfig` or :class:`ksana.types.kv.KVCacheSpec`."""
     return _TORCH_DTYPES[name]
 
 
@@ -35,12 +47,26 @@ class KernelBackend:
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)
+        self._told_of_unpacking = False
+
+    def operator_seconds(self) -> dict[str, float]:
+        """Seconds spent in each operator, by its name, added up since the backend was made.
+
+        For profiling: whoever wants the cost of a step takes the difference between two calls. Names are the backend's
+        own, and one that has not run yet may be missing. A backend that keeps no such account returns an empty dict, as
+        this default does; keeping one must not cost the operators measurable time.
+        """
+        return {}
 
     # -- memory ------------------------------------------------------------------------------------------------
 
     def available_memory(self) -> int:
         """Bytes that could be allocated on the device now."""
         raise NotImplementedError(f"backend {self.name} does not know its memory; set the number of blocks")
+
+    def kv_cache_dtypes(self, model_dtype: str) -> tuple[str, ...]:
+        """Dtypes in which the backend can keep the keys and values of a model of ``model_dtype``."""
+        return (model_dtype,)
 
     def allocate_kv_cache(self, config: KVCacheConfig) -> KVCache:
         """Zeroed cache tensors, each [num_blocks, block_size, 2 * num_kv_heads, head_size], keys before values."""
@@ -61,16 +87,55 @@ class KernelBackend:
 
     # -- weights -----------------------------------------------------------------------------------------------
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """Take a loaded projection over, its memory too; called once for each, after its weights are complete."""
-        return Linear(weight, bias)
+    def pack_linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
+        """Take a loaded projection over, its memory too; called once for each, after its weights are complete.
+
+        A backend without kernels for quantised weights makes plain ones of them, as this default does.
+        """
+        return Linear(self._plain(weight), bias)
+
+    def _plain(self, weight: Weight) -> torch.Tensor:
+        """The weight as a tensor on the device; says once that quantised ones gain nothing here."""
+        if isinstance(weight, torch.Tensor):
+            return weight
+        if not self._told_of_unpacking:
+            self._told_of_unpacking = True
+            logger.warning(
+                "backend %s unpacks weights of %d bits in groups of %d to %s: it has no kernels for them",
+                self.name,
+                weight.bits,
+                weight.group_size,
+                str(weight.dtype).removeprefix("torch."),
+            )
+        return weight.dequantize().to(self.device)
+
+    def pack_layer(self, layer: DecoderLayerWeights) -> None:
+        """Take a loaded layer over, in place; called once for each, after its weights are complete."""
+        attention, mlp = layer.attention, layer.mlp
+        attention.qkv = self._packed(attention.qkv)
+        attention.output = self._packed(attention.output)
+        mlp.gate_up = self._packed(mlp.gate_up)
+        mlp.down = self._packed(mlp.down)
+
+    def _packed(self, linear: Linear) -> Linear:
+        assert linear.weight is not None, "packed already"
+        return self.pack_linear(linear.weight, linear.bias)
 
     # -- single operators --------------------------------------------------------------------------------------
 
     def linear(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
         """[T, in_features] -> [T, out_features]."""
-        assert linear.weight is not None, "packed by another backend"
+        assert isinstance(linear.weight, torch.Tensor), "packed by another backend"
         return F.linear(x, linear.weight, linear.bias)
+
+    def logits(self, x: torch.Tensor, head: Linear) -> torch.Tensor:
+        """[T, hidden_size] -> float32 [T, vocab_size]."""
+        return self.linear(x, head).float()
+
+    def embed(self, token_ids: torch.Tensor, embedding: Linear) -> torch.Tensor:
+        """Rows of the embedding: int64 [T] -> [T, hidden_size]. A tied head may be packed already."""
+        assert isinstance(embedding.weight, torch.Tensor), "packed by another backend"
+        return F.embedding(token_ids, embedding.weight)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Root mean square normalisation over the last dimension (Zhang and Sennrich 2019)."""
@@ -89,6 +154,58 @@ class KernelBackend:
     def write_kv(self, cache: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
         """Write keys and values [T, 2 * num_kv_heads, head_size] to ``slots`` int64 [T] of a layer's cache."""
         cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, kv)
+
+    # -- sampling ----------------------------------------------------------------------------------------------
+    # Logits are float32 [n, vocab_size]. What a row gives must not depend on the other rows.
+
+    def argmax(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """The likeliest token of each row, int64 [n], and whether all of the row is finite, bool [n]."""
+        # NaN or infinity anywhere shows in the sum.
+        finite = torch.isfinite(logits.sum(dim=-1))
+        return logits.argmax(dim=-1).cpu().numpy(), finite.cpu().numpy()
+
+    def top_k(self, logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k largest logits of each row in descending order, float32 [n, k], and their tokens, int64 [n, k]."""
+        values, tokens = logits.topk(k, dim=-1)
+        return values.cpu().numpy(), tokens.cpu().numpy()
+
+    def exp_sums(self, logits: torch.Tensor, temperatures: np.ndarray) -> np.ndarray:
+        """Sum over each row of ``exp((logit - largest logit) / temperature)``, float64 [n].
+
+        Args:
+            logits: finite.
+            temperatures: float32 [n], positive.
+        """
+        return self._exp_weights(logits, temperatures).sum(dim=-1).cpu().numpy()
+
+    def draw(
+        self, logits: torch.Tensor, temperatures: np.ndarray, min_ps: np.ndarray, uniforms: np.ndarray
+    ) -> np.ndarray:
+        """One token a row by inverting its distribution function: int64 [n].
+
+        Args:
+            logits: finite.
+            temperatures: float32 [n], positive.
+            min_ps: float32 [n]; tokens less likely than this times the likeliest are left out.
+            uniforms: float64 [n] in [0, 1).
+        """
+        weights = self._exp_weights(logits, temperatures)
+        weights[weights < torch.from_numpy(min_ps).to(weights)[:, None]] = 0.0  # the likeliest has a weight of 1
+        cumulated = weights.cumsum(dim=-1)
+        targets = torch.from_numpy(uniforms).to(cumulated)[:, None] * cumulated[:, -1:]
+        chosen = torch.searchsorted(cumulated, targets, right=True)[:, 0]
+        # Rounding may put the target on the total itself: take the last token that has any weight.
+        last = weights.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(dim=-1)
+        return torch.minimum(chosen, last).cpu().numpy()
+
+    def _exp_weights(self, logits: torch.Tensor, temperatures: np.ndarray) -> torch.Tensor:
+        """float64, since a float32 sum over a lone long row is cut in pieces by the number of threads.
+
+        What is too small for a float32 is 0, or a uniform number of 0 would draw a token that cannot be.
+        """
+        shifted = (logits - logits.amax(dim=-1, keepdim=True)).double()
+        weights = (shifted / torch.from_numpy(temperatures).to(shifted)[:, None]).exp()
+        return weights.masked_fill(weights < torch.finfo(torch.float32).tiny, 0.0)
 
     # -- attention ---------------------------------------------------------------------------------------------
 
@@ -110,7 +227,9 @@ class KernelBackend:
         Returns:
             [T, num_heads, head_size].
         """
-        return reference.paged_attention(query, cache, metadata.batch, weights.num_kv_heads, weights.scale)
+        return reference.paged_attention(
+            query, cache, metadata.batch, weights.num_kv_heads, weights.scale, weights.soft_cap
+        )
 
     # -- blocks of a layer -------------------------------------------------------------------------------------
 
@@ -134,6 +253,28 @@ class KernelBackend:
     def mlp_block(self, x: torch.Tensor, weights: GatedMLPWeights) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
         return self.linear(self.silu_and_mul(self.linear(x, weights.gate_up)), weights.down)
+
+    def decoder_layers(
+        self,
+        hidden: torch.Tensor,
+        layers: Sequence[DecoderLayerWeights],
+        context: StepContext,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """All layers of a model.
+
+        Args:
+            hidden: [T, hidden_size]; may be overwritten.
+            layers: in order.
+            context: of the step.
+            rows: int64 [n], ascending: those whose result is wanted. What the others need not is left out.
+
+        Returns:
+            [n, hidden_size], or [T, hidden_size] if ``rows`` is None.
+        """
+        for layer in layers:
+            hidden = self.decoder_layer(hidden, layer, context)
+        return hidden if rows is None else hidden.index_select(0, rows)
 
     def decoder_layer(self, hidden: torch.Tensor, layer: DecoderLayerWeights, context: StepContext) -> torch.Tensor:
         """A whole layer, residual connections included: [T, hidden] -> [T, hidden]. May overwrite ``hidden``."""

@@ -81,9 +81,11 @@ class ModelInputs:
     Attributes:
         token_ids: int64 [T].
         positions: int64 [T].
+        output_rows: int64 [n], ascending: rows of the batch whose hidden states are wanted.
         embedding_rows: (first row in the batch, [n, hidden_size] rows) that replace token embeddings.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
+    output_rows: torch.Tensor
     embedding_rows: list[tuple[int, torch.Tensor]] = field(default_factory=list)

@@ -12,7 +12,12 @@ from ksana.types.kv import cdiv
 
 
 def paged_attention(
-    query: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch, num_kv_heads: int, scale: float
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    batch: AttentionBatch,
+    num_kv_heads: int,
+    scale: float,
+    soft_cap: float = 0.0,
 ) -> torch.Tensor:
     """Attention of each new token over all cached tokens up to itself (the new ones are in the cache already).
 
@@ -21,6 +26,7 @@ def paged_attention(
         cache: [num_blocks, block_size, 2 * num_kv_heads, head_size], the keys before the values.
         batch: the group's batch.
         scale: factor of the scores.
+        soft_cap: see :class:`ksana.kernels.weights.AttentionWeights`.
 
     Returns:
         [T, num_heads, head_size] in the query's dtype.
@@ -39,6 +45,8 @@ def paged_attention(
         # What is invisible may hold anything, NaN included: take it out before the products, not after.
         values = values.masked_fill(~visible.any(0)[:, None, None], 0.0)
         scores = torch.einsum("qhd,khd->hqk", query[start:end].float(), keys) * scale
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
         weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
         output[start:end] = torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)
     return output

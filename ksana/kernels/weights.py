@@ -11,18 +11,21 @@ from typing import Any
 
 import torch
 
+from ksana.kernels.quantization import Weight
+
 
 @dataclass(slots=True)
 class Linear:
     """A projection ``y = x @ weight.T + bias``.
 
     Attributes:
-        weight: [out_features, in_features]; None if the backend keeps it in ``packed`` alone.
+        weight: [out_features, in_features]; quantised only until it is packed; None if the backend keeps it in
+            ``packed`` alone.
         bias: [out_features] or None.
         packed: whatever the backend made of it; None if it uses ``weight`` as it is.
     """
 
-    weight: torch.Tensor | None
+    weight: Weight | None
     bias: torch.Tensor | None = None
     packed: Any = None
 
@@ -36,6 +39,7 @@ class AttentionWeights:
         output: [hidden_size, num_heads * head_size].
         q_norm, k_norm: [head_size] RMSNorm weights applied to each head before the rotary embedding, or None.
         layer_index: position of the layer in the model, and so of its cache.
+        soft_cap: scores are bent to ``soft_cap * tanh(score / soft_cap)`` before the softmax; 0 for none.
     """
 
     qkv: Linear
@@ -47,6 +51,7 @@ class AttentionWeights:
     layer_index: int
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
+    soft_cap: float = 0.0
 
 
 @dataclass(slots=True)
@@ -69,6 +74,7 @@ class DecoderLayerWeights:
     Attributes:
         input_norm, post_attention_norm: RMSNorm weights, [hidden_size].
         eps: of every RMSNorm in the layer.
+        packed: what the backend made of the whole layer; None if it works from the parts.
     """
 
     input_norm: torch.Tensor
@@ -76,3 +82,4 @@ class DecoderLayerWeights:
     post_attention_norm: torch.Tensor
     mlp: GatedMLPWeights
     eps: float
+    packed: Any = None

@@ -6,14 +6,14 @@ from ksana.types.kv import FullAttentionSpec, KVCacheGroup, KVCacheSpec, Sliding
 from ksana.types.model import ModelConfig
 
 
-def kv_cache_specs(model: ModelConfig, block_size: int) -> list[KVCacheSpec]:
-    """The KV cache spec of each layer, in layer order."""
+def kv_cache_specs(model: ModelConfig, block_size: int, dtype: str = "") -> list[KVCacheSpec]:
+    """The KV cache spec of each layer, in layer order, for keys and values of ``dtype``, by default the model's."""
     windows = model.sliding_windows or (None,) * model.num_layers
-    return [_spec(model, block_size, window) for window in windows]
+    return [_spec(model, block_size, dtype or model.dtype, window) for window in windows]
 
 
-def _spec(model: ModelConfig, block_size: int, window: int | None) -> KVCacheSpec:
-    shape = (block_size, model.num_kv_heads, model.head_size, model.dtype)
+def _spec(model: ModelConfig, block_size: int, dtype: str, window: int | None) -> KVCacheSpec:
+    shape = (block_size, model.num_kv_heads, model.head_size, dtype)
     return FullAttentionSpec(*shape) if window is None else SlidingWindowSpec(*shape, window)
 
 

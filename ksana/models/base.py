@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from ksana.kernels.batch import ModelInputs, StepContext
+from ksana.kernels.quantization import Weight
 from ksana.types.model import ModelConfig
 
 
@@ -15,8 +16,11 @@ class Model(Protocol):
 
     config: ModelConfig
 
-    def load_weight(self, name: str, tensor: torch.Tensor) -> bool:
+    def load_weight(self, name: str, weight: Weight) -> bool:
         """Take one weight under its Hugging Face name.
+
+        Args:
+            weight: quantised only if ``config.quantization`` says that files' weights are to stay so.
 
         Returns:
             False if the model has no such weight.
@@ -39,7 +43,10 @@ class Model(Protocol):
         ...
 
     def forward(self, inputs: ModelInputs, context: StepContext) -> torch.Tensor:
-        """Hidden states after the final norm, [T, hidden_size]; keys and values go into the cache."""
+        """Hidden states of ``inputs.output_rows`` after the final norm, [n, hidden_size].
+
+        Keys and values of all tokens go into the cache.
+        """
         ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -7,16 +7,21 @@ each head of q and k. All of it is in :class:`ModelConfig`, so there is one clas
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from ksana.kernels.base import KernelBackend, torch_dtype
 from ksana.kernels.batch import ModelInputs, StepContext
+from ksana.kernels.quantization import QuantizedWeight, Weight, quantize
 from ksana.kernels.weights import AttentionWeights, DecoderLayerWeights, GatedMLPWeights, Linear
 from ksana.models.parameters import Parameters
-from ksana.models.rope import compute_inv_freq
+from ksana.models.rope import RotaryTables, compute_inv_freq
 from ksana.types.model import ModelConfig
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+_EMBEDDING = "model.embed_tokens.weight"
+_LAYER_BITS = {"int8": 8, "int4": 4}
+_HEAD_BITS = {"int8": 8, "int4": 8}
+"""By ``ModelConfig.quantization``. The head is what suffers most from few bits."""
 
 
 class LlamaModel:
@@ -32,18 +37,22 @@ class LlamaModel:
         self._backend = backend
         self._dtype = torch_dtype(config.dtype)
         self._parameters = Parameters(self._dtype, backend.device)
-        self._embedding = self._parameters.add("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self._embedding = Linear(self._parameters.add(_EMBEDDING, config.vocab_size, config.hidden_size))
         self._layers = [self._add_layer(index) for index in range(config.num_layers)]
         self._norm = self._parameters.add("model.norm.weight", config.hidden_size)
-        head = self._embedding
+        self._head = self._embedding
         if not config.tie_word_embeddings:
-            head = self._parameters.add("lm_head.weight", config.vocab_size, config.hidden_size)
-        self._head = Linear(head)
-        inv_freq, self._rope_scale = compute_inv_freq(config.rope, config.head_size, config.max_model_len)
-        self._inv_freq = inv_freq.to(backend.device)
+            rows = [("lm_head.weight", config.vocab_size)]
+            self._head = self._parameters.add_projection(rows, config.hidden_size, self._convert_head)
+        self._rotary = RotaryTables(*compute_inv_freq(config.rope, config.head_size, config.max_model_len), self._dtype)
 
-    def load_weight(self, name: str, tensor: torch.Tensor) -> bool:
-        return self._parameters.fill(name, tensor)
+    def load_weight(self, name: str, weight: Weight) -> bool:
+        found = self._parameters.fill(name, weight)
+        if name == _EMBEDDING and self.config.tie_word_embeddings:
+            head = self._convert_head(weight)
+            if isinstance(head, QuantizedWeight):  # the head alone: rows are looked up in a plain table
+                self._head = Linear(head)
+        return found
 
     def num_weights(self) -> int:
         return len(self._parameters)
@@ -54,35 +63,38 @@ class LlamaModel:
             return missing
         self._parameters.release()
         for layer in self._layers:
-            attention, mlp = layer.attention, layer.mlp
-            attention.qkv = self._pack(attention.qkv)
-            attention.output = self._pack(attention.output)
-            mlp.gate_up = self._pack(mlp.gate_up)
-            mlp.down = self._pack(mlp.down)
-        if not self.config.tie_word_embeddings:  # a tied head is read as the embedding too
-            self._head = self._pack(self._head)
+            self._backend.pack_layer(layer)
+        assert self._head.weight is not None
+        head = self._backend.pack_linear(self._head.weight, self._head.bias)
+        if self._head is self._embedding:
+            self._embedding = head
+        self._head = head
         return []
 
-    def _pack(self, linear: Linear) -> Linear:
-        assert linear.weight is not None
-        return self._backend.pack_linear(linear.weight, linear.bias)
-
     def rotary_tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        angles = positions[:, None].float() * self._inv_freq
-        cos, sin = angles.cos() * self._rope_scale, angles.sin() * self._rope_scale
-        cos = torch.cat((cos, cos), dim=-1)[:, None].to(self._dtype)
-        return cos, torch.cat((-sin, sin), dim=-1)[:, None].to(self._dtype)
+        return self._rotary.at(positions)
 
     def forward(self, inputs: ModelInputs, context: StepContext) -> torch.Tensor:
-        hidden = F.embedding(inputs.token_ids, self._embedding)
+        hidden = self._backend.embed(inputs.token_ids, self._embedding)
         for start, rows in inputs.embedding_rows:
             hidden[start : start + len(rows)] = rows
-        for layer in self._layers:
-            hidden = self._backend.decoder_layer(hidden, layer, context)
+        hidden = self._backend.decoder_layers(hidden, self._layers, context, inputs.output_rows)
         return self._backend.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._backend.linear(hidden, self._head).float()
+        return self._backend.logits(hidden, self._head)
+
+    def _convert_layer(self, weight: Weight) -> Weight:
+        return self._converted(weight, _LAYER_BITS)
+
+    def _convert_head(self, weight: Weight) -> Weight:
+        return self._converted(weight, _HEAD_BITS)
+
+    def _converted(self, weight: Weight, bits: dict[str, int]) -> Weight:
+        kind = self.config.quantization
+        if kind not in bits or isinstance(weight, QuantizedWeight):
+            return weight
+        return quantize(weight, bits[kind], self.config.quantization_group_size, self._dtype)
 
     def _add_layer(self, index: int) -> DecoderLayerWeights:
         config, prefix = self.config, f"model.layers.{index}"
@@ -121,8 +133,8 @@ class LlamaModel:
         )
 
     def _add_linear(self, rows_of: list[tuple[str, int]], in_features: int, has_bias: bool) -> Linear:
-        weight = self._parameters.add_stacked([(f"{name}.weight", rows) for name, rows in rows_of], in_features)
-        bias = None
+        weights = [(f"{name}.weight", rows) for name, rows in rows_of]
+        linear = self._parameters.add_projection(weights, in_features, self._convert_layer)
         if has_bias:
-            bias = self._parameters.add_stacked([(f"{name}.bias", rows) for name, rows in rows_of])
-        return Linear(weight, bias)
+            linear.bias = self._parameters.add_stacked([(f"{name}.bias", rows) for name, rows in rows_of])
+        return linear

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ksana.errors import ModelLoadError
+from ksana.kernels.quantization import QuantizedWeight, Weight, concatenate
+from ksana.kernels.weights import Linear
+
+Converter = Callable[[Weight], Weight]
+"""What becomes of a projection's weight on its way from the file."""
 
 
 class Parameters:
     """Allocates weights and fills them by name.
 
-    Several named weights may share a tensor (q, k and v; gate and up): each has its rows of it.
+    Several named weights may share a tensor (q, k and v; gate and up): each has its rows of it. Memory that nothing is
+    written to, since quantised weights come instead, is never taken from the system.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -18,6 +26,9 @@ class Parameters:
         self._device = device
         self._slots: dict[str, torch.Tensor] = {}
         self._filled: set[str] = set()
+        self._projections: list[tuple[Linear, list[str]]] = []
+        self._converters: dict[str, Converter] = {}
+        self._quantized: dict[str, QuantizedWeight] = {}
 
     def add(self, name: str, *shape: int) -> torch.Tensor:
         """A weight of its own."""
@@ -33,8 +44,22 @@ class Parameters:
             start += rows
         return tensor
 
-    def fill(self, name: str, value: torch.Tensor) -> bool:
-        """Copy ``value`` into its place, casting; False if no place has that name. Raises ModelLoadError on shape."""
+    def add_projection(self, rows_of: list[tuple[str, int]], in_features: int, convert: Converter) -> Linear:
+        """A projection [sum of rows, in_features].
+
+        If all its parts are quantised alike when they are complete, so is its weight; else all become plain.
+
+        Args:
+            convert: applied to each part as it comes, so that only one is there in its former shape.
+        """
+        linear = Linear(self.add_stacked(rows_of, in_features))
+        names = [name for name, _ in rows_of]
+        self._projections.append((linear, names))
+        self._converters.update(dict.fromkeys(names, convert))
+        return linear
+
+    def fill(self, name: str, value: Weight) -> bool:
+        """Put ``value`` into its place, casting; False if no place has that name. Raises ModelLoadError on shape."""
         slot = self._slots.get(name)
         if slot is None:
             return False
@@ -42,7 +67,14 @@ class Parameters:
             raise ModelLoadError(
                 f"weight {name} has shape {list(value.shape)}, but config.json asks for {list(slot.shape)}"
             )
-        slot.copy_(value)
+        if name in self._converters:
+            value = self._converters[name](value)
+        if isinstance(value, torch.Tensor):
+            slot.copy_(value)
+        elif name in self._converters:
+            self._quantized[name] = value
+        else:
+            slot.copy_(value.dequantize())
         self._filled.add(name)
         return True
 
@@ -51,6 +83,15 @@ class Parameters:
 
     def release(self) -> None:
         """Let go of all weights: they belong to the model's parts, which may pack them into other memory."""
+        for linear, names in self._projections:
+            parts = {name: self._quantized.pop(name) for name in names if name in self._quantized}
+            joined = concatenate(list(parts.values())) if len(parts) == len(names) else None
+            if joined is not None:
+                linear.weight = joined
+                continue
+            for name, part in parts.items():
+                self._slots[name].copy_(part.dequantize())
+        self._projections.clear()
         self._slots.clear()
 
     def missing(self) -> list[str]:

@@ -13,6 +13,9 @@ from ksana.types.model import RopeConfig
 _DEFAULT_BETA_FAST = 32.0
 _DEFAULT_BETA_SLOW = 1.0
 
+_FIRST_POSITIONS = 4096
+"""Positions for which tables are made at the start."""
+
 
 def compute_inv_freq(rope: RopeConfig, head_size: int, max_model_len: int) -> tuple[torch.Tensor, float]:
     """Frequencies and the factor on cos and sin for a rope configuration.
@@ -116,3 +119,34 @@ _KINDS: dict[str, Callable[[RopeConfig, int, int], tuple[torch.Tensor, float]]] 
     "llama3": _llama3,
     "yarn": _yarn,
 }
+
+
+class RotaryTables:
+    """cos and sin of all positions that were ever asked for, since every step asks for a few of the same.
+
+    Args:
+        inv_freq, scale: from :func:`compute_inv_freq`.
+        dtype: of the tables.
+    """
+
+    def __init__(self, inv_freq: torch.Tensor, scale: float, dtype: torch.dtype) -> None:
+        self._inv_freq = inv_freq
+        self._scale = scale
+        self._dtype = dtype
+        self._cos, self._sin = self._compute(_FIRST_POSITIONS)
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(cos, sin) of int64 positions [T], each [T, 1, head_size], as StepContext describes them."""
+        longest = int(positions.max()) + 1
+        if longest > len(self._cos):
+            self._cos, self._sin = self._compute(2 * longest)
+        device = positions.device
+        if self._cos.device != device:
+            self._cos, self._sin = self._cos.to(device), self._sin.to(device)
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+    def _compute(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = torch.arange(count, device=self._inv_freq.device)[:, None].float() * self._inv_freq
+        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
+        cos = torch.cat((cos, cos), dim=-1)[:, None].to(self._dtype)
+        return cos, torch.cat((-sin, sin), dim=-1)[:, None].to(self._dtype)

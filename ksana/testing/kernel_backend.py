@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 
 from ksana.kernels.base import KernelBackend
 from ksana.kernels.batch import AttentionBatch, KVCache, StepContext
+from ksana.kernels.quantization import quantize
 from ksana.kernels.weights import AttentionWeights, DecoderLayerWeights, GatedMLPWeights, Linear
 from ksana.types.kv import FullAttentionSpec, KVCacheConfig, KVCacheGroup, KVCacheSpec, SlidingWindowSpec
 
@@ -34,7 +35,14 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCase:
-    """A batch to attend with. ``requests`` holds (tokens in the cache before the step, new tokens) of each row."""
+    """A batch to attend with.
+
+    Attributes:
+        requests: (tokens in the cache before the step, new tokens) of each row.
+        soft_cap: of the scores; 0 for none.
+        dtype: of queries and outputs.
+        cache_dtype: of the cache, if not the same.
+    """
 
     requests: tuple[tuple[int, int], ...]
     block_size: int = 16
@@ -42,23 +50,26 @@ class AttentionCase:
     num_kv_heads: int = 2
     group_size: int = 2
     head_size: int = 32
+    soft_cap: float = 0.0
     dtype: str = "float32"
+    cache_dtype: str = ""
     seed: int = 0
 
     def kv_config(self) -> KVCacheConfig:
         """Enough blocks for all, as many again that nobody may read, and the null block."""
         needed = sum(-(-(context + new) // self.block_size) for context, new in self.requests)
-        shape = (self.block_size, self.num_kv_heads, self.head_size, self.dtype)
+        shape = (self.block_size, self.num_kv_heads, self.head_size, self.cache_dtype or self.dtype)
         spec: KVCacheSpec = FullAttentionSpec(*shape)
         if self.window is not None:
             spec = SlidingWindowSpec(*shape, self.window)
         return KVCacheConfig(2 * needed + 1, (KVCacheGroup(spec, (0,)),))
 
     def weights(self) -> AttentionWeights:
-        """Head counts and scale; the projections are not used."""
+        """Head counts, scale and soft cap; the projections are not used."""
         unused = Linear(torch.empty(0))
         heads = self.num_kv_heads * self.group_size
-        return AttentionWeights(unused, unused, heads, self.num_kv_heads, self.head_size, self.head_size**-0.5, 0)
+        shape = (heads, self.num_kv_heads, self.head_size)
+        return AttentionWeights(unused, unused, *shape, self.head_size**-0.5, 0, soft_cap=self.soft_cap)
 
 
 REQUESTS = st.lists(
@@ -79,6 +90,7 @@ ATTENTION_CASES = st.builds(
     num_kv_heads=st.sampled_from([1, 2, 3]),
     group_size=st.sampled_from([1, 2, 4]),
     head_size=st.sampled_from([16, 64]),
+    soft_cap=st.sampled_from([0.0, 0.0, 0.5, 20.0]),
     seed=st.integers(0, 2**16),
 )
 
@@ -143,6 +155,16 @@ class KernelBackendTests:
             expected = x.double() @ weight.double().T + (b.double() if bias else 0)
             packed = backend.pack_linear(weight.clone(), b.clone() if bias else None)
             _assert_close(backend.linear(x, packed), expected)
+
+    @pytest.mark.parametrize("bits", [8, 4])
+    def test_linear_with_a_quantised_weight(self, backend: KernelBackend, bits: int) -> None:
+        """With kernels for it or by unpacking it: the product is that of the numbers it stands for."""
+        weight = quantize(_randn(backend, 1, 40, 96).cpu(), bits, 32, torch.float32)
+        expected = weight.dequantize(torch.float64).to(backend.device)
+        packed = backend.pack_linear(weight)
+        for rows in (1, 2, 33):
+            x = _randn(backend, 0, rows, 96)
+            _assert_close(backend.linear(x, packed), x.double() @ expected.T)
 
     def test_rms_norm(self, backend: KernelBackend) -> None:
         x, weight = 3 * _randn(backend, 0, 7, 48), _randn(backend, 1, 48)
@@ -220,14 +242,23 @@ class _AttentionRun:
         case, outputs, start = self.case, [], 0
         for kv, (context, new) in zip(self.history, case.requests, strict=True):
             query = self.query[start : start + new].double().view(new, case.num_kv_heads, case.group_size, -1)
-            keys, values = kv[:, : case.num_kv_heads].double(), kv[:, case.num_kv_heads :].double()
+            stored = self._stored(kv)
+            keys, values = stored[:, : case.num_kv_heads], stored[:, case.num_kv_heads :]
             scores = torch.einsum("qhgd,khd->hgqk", query, keys) * case.head_size**-0.5
+            if case.soft_cap:
+                scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
             distance = torch.arange(context, context + new)[:, None] - torch.arange(context + new)[None]
             hidden = distance < 0 if case.window is None else (distance < 0) | (distance >= case.window)
             weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
             outputs.append(torch.einsum("hgqk,khd->qhgd", weights, values).flatten(1, 2))
             start += new
         return torch.cat(outputs)
+
+    def _stored(self, kv: torch.Tensor) -> torch.Tensor:
+        """What a cache of its dtype has left of keys and values: float64. What is too large for it is cut."""
+        dtype: torch.dtype = getattr(torch, self.case.cache_dtype or self.case.dtype)
+        largest = torch.finfo(dtype).max
+        return kv.double().clamp(-largest, largest).to(dtype).double()
 
     def _random(self, rng: np.random.Generator, tokens: int, heads: int) -> torch.Tensor:
         return torch.from_numpy(rng.standard_normal((tokens, heads, self.case.head_size))).to(self.dtype)

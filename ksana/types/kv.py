@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
 
 def cdiv(numerator: int, denominator: int) -> int:
@@ -14,7 +14,11 @@ def cdiv(numerator: int, denominator: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What one attention layer keeps per token. A block holds ``block_size`` tokens of keys and of values."""
+    """What one attention layer keeps per token. A block holds ``block_size`` tokens of keys and of values.
+
+    Attributes:
+        dtype: of the stored keys and values, by torch's name.
+    """
 
     block_size: int
     num_kv_heads: int

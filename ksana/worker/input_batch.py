@@ -113,12 +113,14 @@ class InputBatch:
 
     def sampling_rows(self, rows: np.ndarray) -> SamplingRows:
         """Parameters for drawing the next token of each of ``rows``."""
+        temperatures = self._temperatures[rows]
         return SamplingRows(
-            self._temperatures[rows],
+            temperatures,
             self._top_ks[rows],
             self._top_ps[rows],
             self._min_ps[rows],
-            uniforms(self._seeds[rows], self.num_tokens[rows]),
+            # Greedy requests need none, and are many.
+            uniforms(self._seeds[rows], self.num_tokens[rows]) if temperatures.any() else np.zeros(len(rows)),
         )
 
     def _write_blocks(self, row: int, first: int, block_ids: tuple[list[int], ...]) -> None:

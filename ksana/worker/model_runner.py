@@ -43,15 +43,13 @@ class ModelRunner:
         counts = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int64, count=len(rows))
         query_starts = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(counts, out=query_starts[1:])
-        inputs, context = self._prepare(rows, counts, query_starts)
+        complete = np.flatnonzero(self._batch.num_computed[rows] + counts == self._batch.num_tokens[rows])
+        inputs, context = self._prepare(rows, counts, query_starts, query_starts[complete + 1] - 1)
         hidden = self._model.forward(inputs, context)
         self._batch.num_computed[rows] += counts
-        complete = np.flatnonzero(self._batch.num_computed[rows] == self._batch.num_tokens[rows])
         if len(complete) == 0:
             return ModelRunnerOutput()
-        last = torch.from_numpy(query_starts[complete + 1] - 1).to(self._backend.device)
-        logits = self._model.compute_logits(hidden.index_select(0, last))
-        return self._sample(logits, rows[complete])
+        return self._sample(self._model.compute_logits(hidden), rows[complete])
 
     def reset(self) -> None:
         """Forget all requests: after a failed step nobody knows what the rows hold."""
@@ -69,7 +67,7 @@ class ModelRunner:
             self._backend.copy_blocks(self._cache, step.block_copies)
 
     def _prepare(
-        self, rows: np.ndarray, counts: np.ndarray, query_starts: np.ndarray
+        self, rows: np.ndarray, counts: np.ndarray, query_starts: np.ndarray, output_rows: np.ndarray
     ) -> tuple[ModelInputs, StepContext]:
         batch, device = self._batch, self._backend.device
         starts = batch.num_computed[rows]
@@ -78,6 +76,7 @@ class ModelRunner:
         inputs = ModelInputs(
             token_ids=torch.from_numpy(batch.token_ids[row_of_token, positions]).to(device),
             positions=torch.from_numpy(positions).to(device),
+            output_rows=torch.from_numpy(output_rows).to(device),
             embedding_rows=self._embedding_rows(rows, starts, query_starts) if batch.embeddings else [],
         )
         attention = []
@@ -112,15 +111,13 @@ class ModelRunner:
         return found
 
     def _sample(self, logits: torch.Tensor, rows: np.ndarray) -> ModelRunnerOutput:
-        # NaN or infinity anywhere would poison a softmax; the sum shows it in one pass.
-        broken = ~torch.isfinite(logits.sum(dim=-1)).cpu().numpy()
+        likeliest, finite = self._backend.argmax(logits)
         output = ModelRunnerOutput()
-        if broken.any():
-            output.broken_request_ids = [self._batch.request_ids[row] for row in rows[broken]]
-            logits, rows = logits[torch.from_numpy(~broken)], rows[~broken]
+        if not finite.all():  # NaN or infinity anywhere would poison a softmax
+            output.broken_request_ids = [self._batch.request_ids[row] for row in rows[~finite]]
+            logits, likeliest, rows = logits[torch.from_numpy(finite)], likeliest[finite], rows[finite]
         if len(rows):
-            logits = logits.cpu()
-            tokens = sample(logits, self._batch.sampling_rows(rows))
+            tokens = sample(self._backend, logits, likeliest, self._batch.sampling_rows(rows))
             self._batch.append_tokens(rows, tokens)
             ids = self._batch.request_ids
             output.sampled_token_ids = {ids[r]: [t] for r, t in zip(rows, tokens.tolist(), strict=True)}
@@ -128,7 +125,7 @@ class ModelRunner:
             if len(wanted):
                 asking = rows[wanted]
                 found = token_logprobs(
-                    logits[torch.from_numpy(wanted)], tokens[wanted], self._batch.num_logprobs[asking]
+                    self._backend, logits[torch.from_numpy(wanted)], tokens[wanted], self._batch.num_logprobs[asking]
                 )
                 output.logprobs = {ids[row]: [entry] for row, entry in zip(asking, found, strict=True)}
         return output

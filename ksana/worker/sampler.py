@@ -1,7 +1,8 @@
 """From logits to tokens, for a whole batch.
 
 Every row is treated by its own parameters alone, with operators that work row by row, so that what else is in the
-batch cannot change its token. Sampling inverts the distribution function at one uniform number a row.
+batch cannot change its token. Sampling inverts the distribution function at one uniform number a row. What has to look
+at the whole vocabulary is an operator of the backend.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ksana.kernels.base import KernelBackend
 from ksana.types.output import TokenLogprobs
 
 _MAX_CANDIDATES = 1024
@@ -45,113 +47,114 @@ class SamplingRows:
         )
 
 
-def sample(logits: torch.Tensor, params: SamplingRows) -> np.ndarray:
+def sample(backend: KernelBackend, logits: torch.Tensor, likeliest: np.ndarray, params: SamplingRows) -> np.ndarray:
     """Draw one token a row.
 
     Args:
-        logits: float32 [n, vocab_size].
+        backend: that computed the logits.
+        logits: float32 [n, vocab_size], finite.
+        likeliest: int64 [n], the first largest logit of each row.
         params: of the n rows.
 
     Returns:
         int64 [n] token ids.
     """
+    tokens = likeliest.copy()
     greedy = params.temperatures == 0.0
     if greedy.all():
-        return logits.argmax(dim=-1).numpy()
+        return tokens
     vocab_size = logits.shape[-1]
-    tokens = np.empty(len(greedy), dtype=np.int64)
     filtered = ~greedy & (((params.top_ks > 0) & (params.top_ks < vocab_size)) | (params.top_ps < 1.0))
-    for rows, draw in ((greedy, _greedy), (filtered, _sample_filtered), (~greedy & ~filtered, _sample_plain)):
+    for rows, draw in ((filtered, _sample_filtered), (~greedy & ~filtered, _sample_plain)):
         index = np.flatnonzero(rows)
         if len(index):
-            tokens[index] = draw(logits[torch.from_numpy(index)], params.take(index))
+            tokens[index] = draw(backend, _take(logits, index), params.take(index))
     return tokens
 
 
-def token_logprobs(logits: torch.Tensor, tokens: np.ndarray, counts: np.ndarray) -> list[TokenLogprobs]:
+def token_logprobs(
+    backend: KernelBackend, logits: torch.Tensor, tokens: np.ndarray, counts: np.ndarray
+) -> list[TokenLogprobs]:
     """Log probabilities of the drawn tokens and of the likeliest.
 
     Args:
-        logits: float32 [n, vocab_size].
+        backend: that computed the logits.
+        logits: float32 [n, vocab_size], finite.
         tokens: int64 [n], drawn.
         counts: int64 [n], how many of the likeliest each row wants.
     """
-    logprobs = logits.log_softmax(dim=-1)
-    chosen = logprobs.gather(-1, torch.from_numpy(tokens)[:, None])[:, 0].tolist()
-    values, ids = logprobs.topk(min(int(counts.max()), logits.shape[-1]), dim=-1)
-    rows = zip(tokens.tolist(), chosen, ids.tolist(), values.tolist(), counts.tolist(), strict=True)
+    values, ids = backend.top_k(logits, min(max(1, int(counts.max())), logits.shape[-1]))
+    log_sums = np.log(backend.exp_sums(logits, np.ones(len(tokens), dtype=np.float32)))
+    chosen = logits.gather(-1, torch.from_numpy(tokens).to(logits.device)[:, None])[:, 0].cpu().numpy()
+    # In float64, and the largest logit first: it is what the sums are relative to.
+    largest = values[:, 0].astype(np.float64)
+    chosen_logprobs = (chosen - largest - log_sums).tolist()
+    top_logprobs = (values - largest[:, None] - log_sums[:, None]).tolist()
+    rows = zip(tokens.tolist(), chosen_logprobs, ids.tolist(), top_logprobs, counts.tolist(), strict=True)
     return [
         TokenLogprobs(token, logprob, tuple(zip(top_ids[:count], top_values[:count], strict=True)))
         for token, logprob, top_ids, top_values, count in rows
     ]
 
 
-def _greedy(logits: torch.Tensor, params: SamplingRows) -> np.ndarray:
-    return logits.argmax(dim=-1).numpy()
-
-
-def _softmax(logits: torch.Tensor, params: SamplingRows) -> torch.Tensor:
-    """Probabilities by each row's temperature. Softmax is computed row by row, unlike a sum over a lone long row."""
-    return torch.softmax(logits / _column(np.maximum(params.temperatures, _LEAST_TEMPERATURE)), dim=-1)
-
-
-def _sample_plain(logits: torch.Tensor, params: SamplingRows) -> np.ndarray:
+def _sample_plain(backend: KernelBackend, logits: torch.Tensor, params: SamplingRows) -> np.ndarray:
     """All tokens are candidates (min-p needs no order)."""
-    return _invert(_apply_min_p(_softmax(logits, params), params), params.uniforms)
+    return backend.draw(logits, _positive(params.temperatures), params.min_ps, params.uniforms)
 
 
-def _sample_filtered(logits: torch.Tensor, params: SamplingRows) -> np.ndarray:
+def _sample_filtered(backend: KernelBackend, logits: torch.Tensor, params: SamplingRows) -> np.ndarray:
     """Top-k, then top-p over what is left, then min-p, on the likeliest tokens in order."""
-    probabilities = _softmax(logits, params)
     vocab_size = logits.shape[-1]
     count = min(_MAX_CANDIDATES, vocab_size)
-    tokens = np.empty(len(logits), dtype=np.int64)
-    values, ids = probabilities.topk(count, dim=-1)
     top_ks = np.where(params.top_ks > 0, params.top_ks, vocab_size)
-    mass = values.double().cumsum(dim=-1)[:, -1].numpy()
+    sums = backend.exp_sums(logits, _positive(params.temperatures))
+    probabilities, ids = _candidates(backend, logits, params, sums, count)
+    mass = probabilities.sum(axis=-1)
     enough = (top_ks <= count) | ((top_ks >= vocab_size) & (mass >= params.top_ps)) | (count == vocab_size)
+    tokens = _draw_sorted(probabilities, ids, top_ks, vocab_size, params)
     for row in np.flatnonzero(~enough):
-        everything, order = probabilities[row : row + 1].sort(dim=-1, descending=True, stable=True)
-        tokens[row] = _draw_sorted(everything, order, top_ks[[row]], vocab_size, params.take(np.array([row])))[0]
-    rows = np.flatnonzero(enough)
-    if len(rows):
-        index = torch.from_numpy(rows)
-        tokens[rows] = _draw_sorted(values[index], ids[index], top_ks[rows], vocab_size, params.take(rows))
+        index = np.array([row])
+        own = params.take(index)
+        everything, order = _candidates(backend, _take(logits, index), own, sums[index], vocab_size)
+        tokens[row] = _draw_sorted(everything, order, top_ks[index], vocab_size, own)[0]
     return tokens
 
 
+def _candidates(
+    backend: KernelBackend, logits: torch.Tensor, params: SamplingRows, sums: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The likeliest tokens in descending order: float64 [n, count] of their probabilities, int64 [n, count] of ids."""
+    values, ids = backend.top_k(logits, count)
+    shifted = values.astype(np.float64) - values[:, :1]
+    return np.exp(shifted / _positive(params.temperatures)[:, None]) / sums[:, None], ids
+
+
 def _draw_sorted(
-    values: torch.Tensor, ids: torch.Tensor, top_ks: np.ndarray, vocab_size: int, params: SamplingRows
+    probabilities: np.ndarray, ids: np.ndarray, top_ks: np.ndarray, vocab_size: int, params: SamplingRows
 ) -> np.ndarray:
     """Draw from probabilities in descending order, [n, candidates], that add up to 1 over the whole vocabulary."""
-    outside = torch.arange(values.shape[-1])[None, :] >= torch.from_numpy(top_ks)[:, None]
-    probabilities = values.double().masked_fill(outside, 0.0)
-    cumulated = probabilities.cumsum(dim=-1)
+    outside = np.arange(probabilities.shape[-1])[None, :] >= top_ks[:, None]
+    kept = np.where(outside, 0.0, probabilities)
+    cumulated = kept.cumsum(axis=-1)
     # Without top-k the mass is that of the whole vocabulary, candidates or not.
-    total = torch.where(_column(top_ks) < vocab_size, cumulated[:, -1:], 1.0)
-    beyond = cumulated - probabilities >= _column(params.top_ps).double() * total
+    total = np.where(top_ks[:, None] < vocab_size, cumulated[:, -1:], 1.0)
+    beyond = cumulated - kept >= params.top_ps[:, None].astype(np.float64) * total
+    beyond |= kept < kept[:, :1] * params.min_ps[:, None]
     beyond[:, 0] = False  # the likeliest token always stays, even if top-p is too small for a float32
-    probabilities = probabilities.masked_fill(beyond, 0.0)
-    chosen = _invert(_apply_min_p(probabilities, params), params.uniforms)
-    return ids.gather(-1, torch.from_numpy(chosen)[:, None])[:, 0].numpy()
-
-
-def _apply_min_p(probabilities: torch.Tensor, params: SamplingRows) -> torch.Tensor:
-    if not params.min_ps.any():
-        return probabilities
-    floor = probabilities.amax(dim=-1, keepdim=True) * _column(params.min_ps)
-    return probabilities.masked_fill(probabilities < floor, 0.0)
-
-
-def _invert(weights: torch.Tensor, uniforms: np.ndarray) -> np.ndarray:
-    """The first index whose cumulated weight exceeds uniform * total."""
-    cumulated = weights.double().cumsum(dim=-1)
-    targets = torch.from_numpy(uniforms)[:, None] * cumulated[:, -1:]
-    chosen = torch.searchsorted(cumulated, targets, right=True)[:, 0]
+    kept[beyond] = 0.0
+    cumulated = kept.cumsum(axis=-1)
+    chosen = (cumulated <= params.uniforms[:, None] * cumulated[:, -1:]).sum(axis=-1)
     # Rounding may put the target on the total itself: take the last token that has any weight.
-    last = weights.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(dim=-1)
-    return torch.minimum(chosen, last).numpy()
+    last = (kept > 0).sum(axis=-1) - 1
+    drawn: np.ndarray = np.take_along_axis(ids, np.minimum(chosen, last)[:, None], axis=-1)[:, 0]
+    return drawn
 
 
-def _column(values: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(values)[:, None]
+def _positive(temperatures: np.ndarray) -> np.ndarray:
+    positive: np.ndarray = np.maximum(temperatures, _LEAST_TEMPERATURE)
+    return positive
+
+
+def _take(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    """The rows, ascending and without repetition; a copy only if not all are wanted."""
+    return logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(logits.device)]

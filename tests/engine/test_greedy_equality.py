@@ -119,6 +119,14 @@ def test_preempted(
     assert sum(output.stats.num_preemptions for output in outputs) > 0
 
 
+def test_on_plain_torch(model: tuple[Path, TransformersOracle], start_llm: Callable[..., LLM]) -> None:
+    """What the other tests show of the best backend holds for the one that runs everywhere."""
+    path, oracle = model
+    llm = start_llm(path, backend="cpu-torch", split_fuse_token_num=7)
+    check([llm.generate(prompt, GREEDY)[0] for prompt in prompts()], oracle)
+    check(llm.generate(prompts(), GREEDY), oracle)
+
+
 def test_generate_agrees_with_the_oracle(model: tuple[Path, TransformersOracle], start_llm: Callable[..., LLM]) -> None:
     """The oracle's single forward is a claim about decoding with a cache: here transformers decodes."""
     path, oracle = model

@@ -12,6 +12,9 @@ from ksana.kernels.base import KernelBackend, torch_dtype
 from ksana.kernels.batch import AttentionBatch
 from ksana.kernels.cpu.attention import CPUAttentionMetadata, DecodePart, PrefillPart
 from ksana.kernels.cpu.backend import CPUBackend
+from ksana.kernels.cpu.library import load_library
+from ksana.kernels.cpu.native import NativeKernels
+from ksana.kernels.cpu.native_backend import NativeCPUBackend
 from ksana.testing.kernel_backend import AttentionCase, KernelBackendTests
 from ksana.types.config import KernelConfig
 from ksana.types.kv import FullAttentionSpec, KVCacheConfig, KVCacheGroup
@@ -25,10 +28,26 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def native_kernels() -> NativeKernels:
+    library = load_library()
+    assert library is not None, "the native library is not built: run make install"
+    return NativeKernels(library)
+
+
 class TestCPUBackend(KernelBackendTests):
     @pytest.fixture
     def backend(self) -> KernelBackend:
         return CPUBackend(KernelConfig(threads=1))
+
+
+class TestNativeCPUBackend(KernelBackendTests):
+    @pytest.fixture(params=range(4), ids=["portable", "avx2", "avx512", "avx512_bf16"])
+    def backend(self, request: pytest.FixtureRequest) -> Iterator[KernelBackend]:
+        kernels = native_kernels()
+        if not kernels.set_level(request.param):
+            pytest.skip("this processor has not these instructions")
+        yield NativeCPUBackend(KernelConfig(threads=2), kernels)
+        kernels.set_level(kernels.best_level())
 
 
 class TestPlainTorch(KernelBackendTests):

@@ -59,6 +59,15 @@ def test_planned_bytes_are_those_of_the_layout() -> None:
     assert plan(num_blocks=1, block_size=32).bytes_per_block == 2 * BLOCK_BYTES
 
 
+def test_eight_bit_caches_take_a_byte_for_each_number() -> None:
+    """The model is in float32: a quarter of its bytes, and four times the blocks of a share of memory."""
+    for name, dtype in (("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")):
+        config = plan(memory=100 * BLOCK_BYTES, memory_fraction=0.5, kv_cache_dtype=name)
+        assert config.bytes_per_block == BLOCK_BYTES // 4
+        assert config.num_blocks == 200
+        assert {group.spec.dtype for group in config.groups} == {dtype}
+
+
 @pytest.mark.parametrize("memory", [0, BLOCK_BYTES, 5 * BLOCK_BYTES])
 def test_no_room_is_a_clear_error(memory: int) -> None:
     with pytest.raises(UsageError, match=r"no memory for a KV cache: .*--cache-memory-fraction"):

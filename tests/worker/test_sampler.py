@@ -10,16 +10,37 @@ import pytest
 import torch
 from hypothesis import given
 
-from ksana.worker.sampler import SamplingRows, sample, token_logprobs
+from ksana.kernels.base import KernelBackend
+from ksana.kernels.cpu.backend import CPUBackend
+from ksana.kernels.cpu.library import load_library
+from ksana.kernels.cpu.native import NativeKernels
+from ksana.kernels.cpu.native_backend import NativeCPUBackend
+from ksana.types.config import KernelConfig
+from ksana.worker import sampler
+from ksana.worker.sampler import SamplingRows
+
+BACKEND: KernelBackend
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _two_threads() -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True, params=["native", "torch"])
+def _backend(request: pytest.FixtureRequest) -> Iterator[None]:
     """With one thread there is no way to split a row, so that nothing could depend on the number of rows."""
+    global BACKEND
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    library = load_library()
+    assert library is not None
+    if request.param == "native":
+        BACKEND = NativeCPUBackend(KernelConfig(threads=2), NativeKernels(library))
+    else:
+        BACKEND = CPUBackend(KernelConfig(threads=2))
     yield
     torch.set_num_threads(before)
+
+
+def sample(logits: torch.Tensor, params: SamplingRows) -> np.ndarray:
+    likeliest, finite = BACKEND.argmax(logits)
+    assert finite.all()
+    return sampler.sample(BACKEND, logits, likeliest, params)
 
 
 def rows(
@@ -219,7 +240,7 @@ def test_log_probabilities_are_those_of_the_unchanged_logits() -> None:
     logits = 3 * torch.randn(3, 30, generator=torch.Generator().manual_seed(4))
     tokens, counts = np.array([5, 6, 7]), np.array([1, 4, 100])
     expected = torch.log_softmax(logits.double(), dim=-1)
-    for row, entry in enumerate(token_logprobs(logits, tokens, counts)):
+    for row, entry in enumerate(sampler.token_logprobs(BACKEND, logits, tokens, counts)):
         assert entry.token_id == tokens[row]
         assert entry.logprob == pytest.approx(expected[row, tokens[row]].item(), abs=1e-5)
         order = expected[row].argsort(descending=True)[: counts[row]]

@@ -28,9 +28,10 @@ _MAX_MASKED_QUERIES = 512
 
 
 class CPUAttentionMetadata:
-    """The parts of a step's batch for one KV cache group."""
+    """The parts of a step's batch for one KV cache group, and the batch itself for what the parts cannot do."""
 
     def __init__(self, batch: AttentionBatch) -> None:
+        self.batch = batch
         self.slot_mapping = torch.from_numpy(batch.slot_mapping)
         self.parts: list[DecodePart | PrefillPart] = []
         query_lens = np.diff(batch.query_starts)

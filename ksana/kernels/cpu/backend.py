@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
+import mmap
+from typing import Any
 
-import numpy as np
 import torch
 
 from ksana.kernels.base import KernelBackend
 from ksana.kernels.batch import AttentionBatch
 from ksana.kernels.cpu import machine
 from ksana.kernels.cpu.attention import CPUAttentionMetadata
+from ksana.kernels.quantization import Weight
 from ksana.kernels.weights import AttentionWeights, Linear
 from ksana.types.config import KernelConfig
 
@@ -23,14 +25,16 @@ class CPUBackend(KernelBackend):
 
     Args:
         config: ``threads`` 0 takes every processor that the machine or container grants.
+        torch_threads: threads of torch, if not all. Never more than this number is asked for, since torch keeps the
+            threads that it once had.
     """
 
-    name = "cpu"
+    name = "cpu-torch"
 
-    def __init__(self, config: KernelConfig) -> None:
+    def __init__(self, config: KernelConfig, torch_threads: int = 0) -> None:
         super().__init__("cpu")
         self.threads = config.threads or machine.usable_cpus()
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(torch_threads or self.threads)
         self._prepacks = _can_prepack()
         logger.info("CPU backend: %d threads", self.threads)
 
@@ -39,12 +43,15 @@ class CPUBackend(KernelBackend):
 
     def allocate_zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # From the system's zero pages: memory is taken up page by page as blocks are first written, not at the start.
-        pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-        return torch.from_numpy(pages).view(dtype).view(shape)
+        # Not by calloc: that may hand out memory which loading has used, and must clear, and so take up, all of it.
+        num_bytes = math.prod(shape) * dtype.itemsize
+        pages = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(pages, dtype=torch.uint8, count=num_bytes).view(dtype).view(shape)
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    def pack_linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         # In oneDNN's own layout, as compiled graphs use it: half the time of a plain product for a single row, less for
         # more rows, and never slower. Other dtypes gain nothing.
+        weight = self._plain(weight)
         if not self._prepacks or weight.dtype is not torch.bfloat16:
             return super().pack_linear(weight, bias)
         return Linear(None, bias, torch.ops.mkldnn._reorder_linear_weight(weight, None))
@@ -55,7 +62,7 @@ class CPUBackend(KernelBackend):
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, linear.packed, linear.bias, "none", [], "")
         return product
 
-    def build_attention_metadata(self, batch: AttentionBatch) -> CPUAttentionMetadata:
+    def build_attention_metadata(self, batch: AttentionBatch) -> Any:
         return CPUAttentionMetadata(batch)
 
     def attention(
@@ -66,6 +73,8 @@ class CPUBackend(KernelBackend):
         metadata: CPUAttentionMetadata,
         weights: AttentionWeights,
     ) -> torch.Tensor:
+        if weights.soft_cap:  # which the fused operator has not
+            return super().attention(query, kv, cache, metadata, weights)
         output = query.new_empty(query.shape)
         for part in metadata.parts:
             part.run(query, kv, cache, output, weights)

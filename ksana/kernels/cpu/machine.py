@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 from pathlib import Path
 
 import psutil
@@ -33,6 +34,16 @@ def available_memory(cgroup: Path = _CGROUP) -> int:
             used = usage - _file_cache(cgroup / stat_file, prefix)
             free = min(free, max(0, limit - used))
     return free
+
+
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's model as the system knows it, or its architecture: for people who compare measurements."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
 
 
 def _file_cache(stat: Path, prefix: str) -> int:

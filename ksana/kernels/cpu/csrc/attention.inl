@@ -1,0 +1,324 @@
+// Paged attention with grouped queries, a causal mask, and optionally a sliding window and a soft cap.
+//
+// Softmax goes along with the sums, as in FlashAttention (Dao et al. 2022). Keys come in blocks of kKeyBlock that begin
+// at multiples of it, counted from the start of the sequence, and in a block everything has its place: a query's result
+// does not depend on the queries it is computed with, nor on where a prompt was cut.
+
+constexpr int kTileKeys = kLanes;
+constexpr int kBlockTiles = 4;
+constexpr int kKeyBlock = kBlockTiles * kTileKeys;
+constexpr int kTileRows = 4;   // query rows (queries by heads that share a key head) in registers
+constexpr int kTaskRows = 32;  // those for which a task reads the keys once
+
+// Sixteen keys and values of one head, as they lie in the cache.
+template <class T>
+struct KeyTile {
+  const T* keys;
+  int64_t key_stride;  // from one step over the inner dimension to the next
+  const T* values;
+};
+
+// What a task does: queries [first, last) of a request, as rows of the batch, for one key head.
+struct AttentionTask {
+  int64_t request, first, last, kv_head;
+};
+
+// Rows of the batch that are wanted, in ascending order; a negative count: all of them.
+struct Rows {
+  const int64_t* ids;
+  int64_t count;
+
+  bool all(const Step& step) const { return count < 0 || count == step.num_tokens; }
+};
+
+// Finds keys and values of one head of one request.
+template <class T>
+struct TileReader {
+  static constexpr int width = Inner<T>::width;
+  static constexpr int64_t kBuffers = 2 * kBlockTiles;
+
+  const CacheLayout& layout;
+  const void* cache;
+  int32_t dtype;
+  const int64_t* table;
+  int64_t kv_head;
+  int64_t oldest, end;  // the keys that may be read: [oldest, end), and whatever shares a tile and a block with one
+  int64_t padded_size;  // head_size, rounded up to whole vectors: of a value in a buffer
+  T* buffers;           // kBuffers of 16 * padded_size each
+
+  // Tile number `tile` of those that begin at `start`.
+  KeyTile<T> read(int64_t start, int tile) const {
+    const int64_t first = start + tile * kTileKeys, size = kTileKeys * padded_size;
+    T* keys = buffers + 2 * tile * size;
+    T* values = keys + size;
+    if (first >= end || first + kTileKeys <= oldest) {
+      __builtin_memset(keys, 0, 2 * size * sizeof(T));
+      return {keys, kTileKeys * width, values};
+    }
+    if (!layout.in_tiles()) {
+      gather(first, keys, values);
+      return {keys, kTileKeys * width, values};
+    }
+    const int64_t block = table[first / layout.block_size], offset = first % layout.block_size;
+    KeyTile<T> found;
+    if (dtype == kFloat8E4M3) {
+      found = decode<E4M3>(block, offset, keys, values);
+    } else if (dtype == kFloat8E5M2) {
+      found = decode<E5M2>(block, offset, keys, values);
+    } else {
+      const T* data = static_cast<const T*>(cache);
+      found = {data + layout.keys(block, kv_head) + offset * width, layout.block_size * width,
+               data + layout.values(block, kv_head) + offset * layout.head_size};
+    }
+    // What lies behind the last key may be anything, and 0 times anything is not 0. As scores, such keys are masked.
+    if (first + kTileKeys > end) found.values = without_tail(found.values, end - first, values);
+    return found;
+  }
+
+ private:
+  // A copy of a tile's values in which those behind the first `count` keys are 0; may be in place.
+  const T* without_tail(const T* from, int64_t count, T* to) const {
+    const int64_t row = layout.head_size * width, whole = count / width;  // a row holds `width` neighbouring keys
+    if (to != from) __builtin_memcpy(to, from, whole * row * sizeof(T));
+    __builtin_memset(to + cdiv(count, width) * row, 0, (kTileKeys / width - cdiv(count, width)) * row * sizeof(T));
+    if (count % width != 0)
+      for (int64_t i = 0; i < row; ++i)
+        to[whole * row + i] = i % width < count % width ? from[whole * row + i] : from_float<T>(0);
+    return to;
+  }
+
+  template <class Format>
+  KeyTile<T> decode(int64_t block, int64_t offset, T* keys, T* values) const {
+    const uint8_t* data = static_cast<const uint8_t*>(cache);
+    const int64_t d = layout.head_size, run = kTileKeys * width;
+    const uint8_t* key = data + layout.keys(block, kv_head) + offset * width;
+    for (int64_t i = 0; i < d / width; ++i)
+      for (int64_t j = 0; j < run; j += kLanes)
+        store(keys + i * run + j, from_float8<Format>(key + i * layout.block_size * width + j));
+    const uint8_t* value = data + layout.values(block, kv_head) + offset * d;
+    for (int64_t i = 0; i < kTileKeys * d; i += kLanes) store(values + i, from_float8<Format>(value + i));
+    return {keys, run, values};
+  }
+
+  float element(int64_t at) const {
+    if (dtype == kFloat8E4M3 || dtype == kFloat8E5M2) {
+      uint8_t codes[kLanes] = {static_cast<const uint8_t*>(cache)[at]};
+      return dtype == kFloat8E4M3 ? from_float8<E4M3>(codes)[0] : from_float8<E5M2>(codes)[0];
+    }
+    return to_float(static_cast<const T*>(cache)[at]);
+  }
+
+  // One key at a time, for blocks and heads that are no multiple of a tile.
+  void gather(int64_t first, T* keys, T* values) const {
+    const int64_t d = layout.head_size;
+    if (d < padded_size) __builtin_memset(values, 0, kTileKeys * padded_size * sizeof(T));
+    for (int64_t j = 0; j < kTileKeys; ++j) {
+      const int64_t position = first + j;
+      const bool wanted = position >= oldest && position < end;
+      const int64_t block = wanted ? table[position / layout.block_size] : 0, offset = position % layout.block_size;
+      for (int64_t i = 0; i < d; ++i) {
+        float key = 0, value = 0;
+        if (wanted) {
+          key = element(layout.keys(block, kv_head) + layout.in_keys(offset, i));
+          value = element(layout.values(block, kv_head) + layout.in_values(offset, i));
+        }
+        keys[(i / width * kTileKeys + j) * width + i % width] = from_float<T>(key);
+        values[(j / width * padded_size + i) * width + j % width] = from_float<T>(value);
+      }
+    }
+  }
+};
+
+// The running softmax of a query row.
+struct SoftmaxState {
+  float top = -__builtin_inff(), total = 0;
+};
+
+// scores[r][tile] = q[r] . keys
+template <class T, int Rows>
+inline void score(const T* const* q, const KeyTile<T>* tiles, int64_t head_size, vf (&scores)[Rows][kBlockTiles]) {
+  constexpr int width = Inner<T>::width;
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int t = 0; t < kBlockTiles; ++t) scores[r][t] = vf{};
+  for (int64_t s = 0; s < head_size / width; ++s) {
+    vf keys[kBlockTiles];
+#pragma GCC unroll 4
+    for (int t = 0; t < kBlockTiles; ++t) keys[t] = Inner<T>::weights(tiles[t].keys + s * tiles[t].key_stride);
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) {
+      const vf b = Inner<T>::broadcast(q[r] + s * width);
+#pragma GCC unroll 4
+      for (int t = 0; t < kBlockTiles; ++t) scores[r][t] = Inner<T>::dot(scores[r][t], keys[t], b);
+    }
+  }
+}
+
+// Scores of a row to weights, [kKeyBlock]; visible: the keys [from, to) of the block. Returns what the sums so far are
+// to be multiplied with. Works in powers of two: `scale` contains the logarithm of e.
+template <class T>
+inline float weigh(const vf* scores, const Layer& layer, int64_t from, int64_t to, SoftmaxState& state, T* weights) {
+  vf values[kBlockTiles];
+#pragma GCC unroll 4
+  for (int t = 0; t < kBlockTiles; ++t) {
+    values[t] = scores[t] * (layer.scale * kLog2E);
+    if (layer.soft_cap != 0) values[t] = layer.soft_cap * kLog2E * tanh(scores[t] * (layer.scale / layer.soft_cap));
+  }
+  if (from > 0 || to < kKeyBlock) {
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const vi low = vi{} + static_cast<int32_t>(max64(0, from)),
+             high = vi{} + static_cast<int32_t>(min64(kKeyBlock, to));
+#pragma GCC unroll 4
+    for (int t = 0; t < kBlockTiles; ++t) {
+      const vi key = lane + t * kTileKeys;
+      values[t] = key < low ? splat(-__builtin_inff()) : (key >= high ? splat(-__builtin_inff()) : values[t]);
+    }
+  }
+  const float best = max_lane(max(max(values[0], values[1]), max(values[2], values[3])));
+  const float top = best > state.top ? best : state.top;
+  const float shrink = top == state.top ? 1.0f : exp2(splat(state.top - top))[0];
+  const float base = top == -__builtin_inff() ? 0 : top;  // nothing visible so far: all weights are 0
+  vf mass = {};
+#pragma GCC unroll 4
+  for (int t = 0; t < kBlockTiles; ++t) {
+    const vf p = exp2(values[t] - base);
+    store(weights + t * kTileKeys, p);
+    mass += p;
+  }
+  state.top = top;
+  state.total = state.total * shrink + sum(mass);
+  return shrink;
+}
+
+// sums[r] = sums[r] * shrink[r] + weights[r] . values, for up to four vectors of the head.
+template <class T, int Rows, int Vectors>
+inline void gather_values(const T (*weights)[kKeyBlock], const KeyTile<T>* tiles, int num_tiles, int64_t head_size,
+                          int64_t first, const float* shrink, float* sums) {
+  constexpr int width = Inner<T>::width;
+  vf acc[Rows][Vectors];
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) acc[r][v] = load(sums + r * head_size + first + v * kLanes) * shrink[r];
+  for (int t = 0; t < num_tiles; ++t)
+    for (int s = 0; s < kTileKeys / width; ++s) {
+      vf values[Vectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < Vectors; ++v)
+        values[v] = Inner<T>::weights(tiles[t].values + (s * head_size + first + v * kLanes) * width);
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) {
+        const vf b = Inner<T>::broadcast(weights[r] + t * kTileKeys + s * width);
+#pragma GCC unroll 4
+        for (int v = 0; v < Vectors; ++v) acc[r][v] = Inner<T>::dot(acc[r][v], values[v], b);
+      }
+    }
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) store(sums + r * head_size + first + v * kLanes, acc[r][v]);
+}
+
+// One block of keys for a few query rows. from, to: per row, as for weigh().
+template <class T, int Rows>
+inline void attend_block(const Layer& layer, const T* const* q, const KeyTile<T>* tiles, int num_tiles,
+                         const int64_t* from, const int64_t* to, SoftmaxState* states, float* sums) {
+  const int64_t d = cdiv(layer.head_size, kLanes) * kLanes;
+  vf scores[Rows][kBlockTiles];
+  score<T, Rows>(q, tiles, layer.head_size, scores);
+  alignas(64) T weights[Rows][kKeyBlock];
+  float shrink[Rows];
+  for (int r = 0; r < Rows; ++r) shrink[r] = weigh(scores[r], layer, from[r], to[r], states[r], weights[r]);
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= d; i += 4 * kLanes) gather_values<T, Rows, 4>(weights, tiles, num_tiles, d, i, shrink, sums);
+  for (; i < d; i += kLanes) gather_values<T, Rows, 1>(weights, tiles, num_tiles, d, i, shrink, sums);
+}
+
+// qkv: [num_tokens, heads + 2 kv heads, head_size] with q rotated; out: [num_tokens, heads, head_size].
+template <class T>
+void attend(const Layer& layer, const Step& step, const AttentionTask& task, const T* qkv, int64_t row_size,
+            const void* cache, T* out) {
+  const int64_t d = layer.head_size, kv_heads = layer.num_kv_heads, group = layer.num_heads / kv_heads;
+  const int64_t start = step.query_starts[task.request], context = step.context_lens[task.request];
+  const int64_t position = context + task.first - start, end = context + task.last - start;
+  const int64_t rows = (task.last - task.first) * group;
+  const int64_t window = step.window ? step.window : end;
+  const int64_t oldest = max64(0, position - window + 1);
+
+  const CacheLayout layout(step.block_size, kv_heads, d, Inner<T>::width);
+  const int64_t padded_size = cdiv(d, kLanes) * kLanes, tile_size = kTileKeys * padded_size;
+  char* memory = static_cast<char*>(scratch_bytes(Scratch::kAttention, TileReader<T>::kBuffers * tile_size * sizeof(T) +
+                                                                           rows * padded_size * sizeof(float) +
+                                                                           rows * sizeof(SoftmaxState)));
+  T* buffers = reinterpret_cast<T*>(memory);
+  float* sums = reinterpret_cast<float*>(memory + TileReader<T>::kBuffers * tile_size * sizeof(T));
+  SoftmaxState* states = reinterpret_cast<SoftmaxState*>(sums + rows * padded_size);
+  __builtin_memset(sums, 0, rows * padded_size * sizeof(float));
+  for (int64_t r = 0; r < rows; ++r) states[r] = SoftmaxState();
+  const TileReader<T> reader{layout,
+                             cache,
+                             step.cache_dtype,
+                             step.block_tables + task.request * step.block_table_stride,
+                             task.kv_head,
+                             oldest,
+                             end,
+                             padded_size,
+                             buffers};
+
+  for (int64_t block = oldest / kKeyBlock * kKeyBlock; block < end; block += kKeyBlock) {
+    KeyTile<T> tiles[kBlockTiles];
+    for (int t = 0; t < kBlockTiles; ++t) tiles[t] = reader.read(block, t);
+    const int num_tiles = static_cast<int>(min64(kBlockTiles, cdiv(end - block, kTileKeys)));
+    for (int64_t first = 0; first < rows; first += kTileRows) {
+      const int count = static_cast<int>(min64(kTileRows, rows - first));
+      const T* q[kTileRows];
+      int64_t from[kTileRows], to[kTileRows];
+      for (int r = 0; r < count; ++r) {
+        const int64_t query = (first + r) / group, head = task.kv_head * group + (first + r) % group;
+        q[r] = qkv + (task.first + query) * row_size + head * d;
+        to[r] = position + query + 1 - block;
+        from[r] = to[r] - window;
+      }
+      if (to[count - 1] <= 0 || from[0] >= kKeyBlock) continue;  // all of it lies ahead of, or behind, these queries
+      with_rows<kTileRows>(count, [&](auto n) {
+        attend_block<T, n.value>(layer, q, tiles, num_tiles, from, to, states + first, sums + first * padded_size);
+      });
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    T* to = out + ((task.first + r / group) * layer.num_heads + task.kv_head * group + r % group) * d;
+    const float scale = 1.0f / states[r].total;
+    int64_t i = 0;
+    for (; i + kLanes <= d; i += kLanes) store(to + i, load(sums + r * padded_size + i) * scale);
+    if (i < d) store_some(to + i, load(sums + r * padded_size + i) * scale, static_cast<int>(d - i));
+  }
+}
+
+inline AttentionTask* add_tasks(AttentionTask* tasks, int64_t request, int64_t first, int64_t last, int64_t queries,
+                                int64_t kv_heads) {
+  for (int64_t head = 0; head < kv_heads; ++head)
+    for (int64_t query = first; query < last; query += queries)
+      *tasks++ = {request, query, min64(query + queries, last), head};
+  return tasks;
+}
+
+// Attention of all queries of the batch, or of some rows of it, in ascending order.
+template <class T>
+void attention(const Layer& layer, const Step& step, const Rows& rows, const T* qkv, int64_t row_size,
+               const void* cache, T* out) {
+  const int64_t kv_heads = layer.num_kv_heads, queries = max64(1, kTaskRows / (layer.num_heads / kv_heads));
+  const int64_t most = step.num_tokens / queries + step.num_requests + max64(0, rows.count);
+  AttentionTask* tasks = scratch<AttentionTask>(Scratch::kTasks, most * kv_heads);
+  AttentionTask* end = tasks;
+  if (rows.all(step)) {
+    for (int64_t r = 0; r < step.num_requests; ++r)
+      end = add_tasks(end, r, step.query_starts[r], step.query_starts[r + 1], queries, kv_heads);
+  } else {
+    for (int64_t i = 0, r = 0; i < rows.count; ++i) {
+      while (step.query_starts[r + 1] <= rows.ids[i]) ++r;
+      end = add_tasks(end, r, rows.ids[i], rows.ids[i] + 1, queries, kv_heads);
+    }
+  }
+  ThreadPool::instance().run(end - tasks, [&](int64_t i) { attend(layer, step, tasks[i], qkv, row_size, cache, out); });
+}

@@ -1,0 +1,48 @@
+// Decoder layers: norm, attention, norm, gated MLP, with residual connections.
+
+// Moves rows of a matrix to its beginning.
+template <class T>
+inline void compact(T* matrix, int64_t columns, const Rows& rows) {
+  for (int64_t i = 0; i < rows.count; ++i)
+    if (rows.ids[i] != i) __builtin_memcpy(matrix + i * columns, matrix + rows.ids[i] * columns, columns * sizeof(T));
+}
+
+// One layer; what is behind its attention only for `rows`, which are the first ones of `hidden` afterwards.
+template <class T>
+void decoder_layer(const Layer& layer, const Step& step, const Rows& rows, T* hidden, void* cache) {
+  const int64_t n = layer.hidden_size, query_size = layer.num_heads * layer.head_size;
+  int64_t m = step.num_tokens;
+  T* normed = scratch<T>(Scratch::kNormed, m * max64(n, query_size));
+  T* wide = scratch<T>(Scratch::kWide, m * max64(layer.qkv.out_features, layer.intermediate_size));
+  Stopwatch watch;
+  rms_norm(hidden, static_cast<const T*>(layer.input_norm), m, n, layer.eps, normed);
+  watch.lap(Operator::kNorm);
+  linear_into(normed, n, m, layer.qkv, wide);
+  watch.lap(Operator::kQkv);
+  rotate_and_write(layer, step, wide, cache);
+  watch.lap(Operator::kRotary);
+  attention(layer, step, rows, wide, layer.qkv.out_features, cache, normed);
+  if (!rows.all(step)) {
+    compact(normed, query_size, rows);
+    compact(hidden, n, rows);
+    m = rows.count;
+  }
+  watch.lap(Operator::kAttention);
+  linear_add(normed, query_size, m, layer.output, hidden);
+  watch.lap(Operator::kOutput);
+  rms_norm(hidden, static_cast<const T*>(layer.post_attention_norm), m, n, layer.eps, normed);
+  watch.lap(Operator::kNorm);
+  linear_silu_and_mul(normed, n, m, layer.gate_up, wide);
+  watch.lap(Operator::kGateUp);
+  linear_add(wide, layer.intermediate_size, m, layer.down, hidden);
+  watch.lap(Operator::kDown);
+}
+
+// All layers, one after the other; steps and caches: one for each. The last layer's result is wanted for `rows` only.
+template <class T>
+void decoder_layers(const Layer* const* layers, const Step* const* steps, void* const* caches, int64_t count,
+                    const Rows& rows, T* hidden) {
+  const Rows everything{nullptr, -1};
+  for (int64_t i = 0; i < count; ++i)
+    decoder_layer(*layers[i], *steps[i], i + 1 < count ? everything : rows, hidden, caches[i]);
+}

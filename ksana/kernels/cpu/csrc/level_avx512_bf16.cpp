@@ -1,0 +1,18 @@
+// The kernels for processors with AVX-512 and its products of bfloat16.
+#include "level_includes.h"
+
+#ifdef KSANA_X86_LEVELS
+
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")
+#define KSANA_LEVEL_NAME "avx512_bf16"
+#define KSANA_AVX512
+#define KSANA_BF16
+
+namespace ksana {
+namespace avx512_bf16 {
+#include "level.inl"
+}
+const Kernels avx512_bf16_kernels = avx512_bf16::level_kernels;
+}  // namespace ksana
+
+#endif

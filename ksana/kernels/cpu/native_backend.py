@@ -1,0 +1,378 @@
+"""The CPU backend with native kernels: a layer is one call, and its results do not depend on the batch around them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ksana.kernels.base import torch_dtype
+from ksana.kernels.batch import AttentionBatch, StepContext
+from ksana.kernels.cpu.attention import CPUAttentionMetadata
+from ksana.kernels.cpu.backend import CPUBackend
+from ksana.kernels.cpu.huge_pages import HugePageArena
+from ksana.kernels.cpu.native import (
+    CACHE_DTYPES,
+    DTYPES,
+    INT4,
+    INT8,
+    PLAIN,
+    LayerStruct,
+    LinearStruct,
+    NativeKernels,
+    StepStruct,
+)
+from ksana.kernels.quantization import QuantizedWeight, Weight
+from ksana.kernels.weights import AttentionWeights, DecoderLayerWeights, Linear
+from ksana.types.config import KernelConfig
+
+logger = logging.getLogger(__name__)
+
+_PANEL = 32
+_HALF_PANEL = 16
+
+_FORMATS = {8: INT8, 4: INT4}
+_GROUP_SIZE_MULTIPLES = {8: 2, 4: 4}
+"""By the number of bits: formats, and what a group's size must be a multiple of."""
+
+
+class NativeCPUBackend(CPUBackend):
+    """See :class:`CPUBackend`. float16, which these kernels have not, is left to torch.
+
+    Args:
+        config: as for :class:`CPUBackend`. The kernels have threads of their own; torch gets one, for the little that
+            is left to it: a second team of workers would take the processors from the first.
+        kernels: of the loaded library.
+    """
+
+    name = "cpu"
+
+    def __init__(self, config: KernelConfig, kernels: NativeKernels) -> None:
+        super().__init__(config, torch_threads=1)
+        self._kernels = kernels
+        wanted, self.threads = self.threads, self._kernels.set_threads(self.threads)
+        if self.threads < wanted:
+            logger.warning("CPU backend: the system gives this process no more than %d threads", self.threads)
+        self._arena = HugePageArena()
+        self._operators_before = kernels.operators()
+        logger.info("CPU backend: native kernels, %s", kernels.level_name().decode())
+
+    def operator_seconds(self) -> dict[str, float]:
+        before = self._operators_before
+        return {name: seconds - before[name] for name, seconds in self._kernels.operators().items()}
+
+    # -- memory ------------------------------------------------------------------------------------------------
+
+    def kv_cache_dtypes(self, model_dtype: str) -> tuple[str, ...]:
+        if torch_dtype(model_dtype) not in DTYPES:
+            return super().kv_cache_dtypes(model_dtype)
+        return (model_dtype, "float8_e4m3fn", "float8_e5m2")
+
+    # -- weights -----------------------------------------------------------------------------------------------
+
+    def pack_linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
+        if weight.dtype not in DTYPES:
+            torch.set_num_threads(self.threads)  # torch is going to compute after all
+            return super().pack_linear(weight, bias)
+        return self._pack(weight, bias, interleaved=False)
+
+    def pack_layer(self, layer: DecoderLayerWeights) -> None:
+        gate_up = layer.mlp.gate_up
+        if gate_up.weight is None or gate_up.weight.dtype not in DTYPES:
+            super().pack_layer(layer)
+            return
+        layer.mlp.gate_up = self._pack(gate_up.weight, gate_up.bias, interleaved=True)
+        attention, mlp = layer.attention, layer.mlp
+        attention.qkv = self._packed(attention.qkv)
+        attention.output = self._packed(attention.output)
+        mlp.down = self._packed(mlp.down)
+        layer.packed = LayerStruct(
+            input_norm=layer.input_norm.data_ptr(),
+            post_attention_norm=layer.post_attention_norm.data_ptr(),
+            q_norm=_address(attention.q_norm),
+            k_norm=_address(attention.k_norm),
+            qkv=attention.qkv.packed.struct,
+            output=attention.output.packed.struct,
+            gate_up=mlp.gate_up.packed.struct,
+            down=mlp.down.packed.struct,
+            hidden_size=layer.input_norm.shape[0],
+            num_heads=attention.num_heads,
+            num_kv_heads=attention.num_kv_heads,
+            head_size=attention.head_size,
+            intermediate_size=mlp.down.packed.struct.in_features,
+            eps=layer.eps,
+            scale=attention.scale,
+            soft_cap=attention.soft_cap,
+        )
+
+    def _pack(self, weight: Weight, bias: torch.Tensor | None, *, interleaved: bool) -> Linear:
+        if not _has_kernels(weight):
+            weight = self._plain(weight)
+        struct = LinearStruct(
+            out_features=weight.shape[0], in_features=weight.shape[1], format=PLAIN, interleaved=interleaved
+        )
+        if isinstance(weight, QuantizedWeight):
+            struct.format, struct.group_size = _FORMATS[weight.bits], weight.group_size
+        dtype = DTYPES[weight.dtype]
+        memory = self._arena.allocate(self._kernels.packed_bytes(dtype, ctypes.byref(struct)))
+        if isinstance(weight, QuantizedWeight):
+            codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
+            minima = None if weight.minima is None else weight.minima.contiguous()
+            self._kernels.pack_codes(
+                dtype,
+                ctypes.byref(struct),
+                codes.data_ptr(),
+                scales.data_ptr(),
+                _address(minima),
+                memory.data_ptr(),
+            )
+        else:
+            weight = weight.contiguous()
+            self._kernels.pack(dtype, ctypes.byref(struct), weight.data_ptr(), memory.data_ptr())
+        struct.packed = memory.data_ptr()
+        columns = None if bias is None else _columns_of(bias, interleaved=interleaved)
+        struct.bias = _address(columns)
+        return Linear(None, bias, PackedLinear(struct, memory, columns, weight.dtype))
+
+    # -- operators ---------------------------------------------------------------------------------------------
+
+    def linear(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
+        if not isinstance(linear.packed, PackedLinear):
+            return super().linear(x, linear)
+        return self.logits(x, linear).to(x.dtype)
+
+    def logits(self, x: torch.Tensor, head: Linear) -> torch.Tensor:
+        if not isinstance(head.packed, PackedLinear):
+            return super().logits(x, head)
+        x, struct = x.contiguous(), head.packed.struct
+        product = torch.empty(x.shape[0], struct.out_features, dtype=torch.float32)
+        self._kernels.linear(DTYPES[x.dtype], x.data_ptr(), x.shape[0], ctypes.byref(struct), product.data_ptr())
+        return product
+
+    def embed(self, token_ids: torch.Tensor, embedding: Linear) -> torch.Tensor:
+        packed = embedding.packed
+        if not isinstance(packed, PackedLinear):
+            return super().embed(token_ids, embedding)
+        token_ids = token_ids.contiguous()
+        rows = torch.empty(len(token_ids), packed.struct.in_features, dtype=packed.dtype)
+        self._kernels.embed(
+            DTYPES[packed.dtype], ctypes.byref(packed.struct), token_ids.data_ptr(), len(token_ids), rows.data_ptr()
+        )
+        return rows
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if x.dtype not in DTYPES:
+            return super().rms_norm(x, weight, eps)
+        x = x.contiguous()
+        out, size = torch.empty_like(x), x.shape[-1]
+        self._kernels.rms_norm(
+            DTYPES[x.dtype], x.data_ptr(), weight.data_ptr(), x.numel() // size, size, eps, out.data_ptr()
+        )
+        return out
+
+    # -- sampling ----------------------------------------------------------------------------------------------
+
+    def argmax(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        logits = logits.contiguous()
+        rows, vocab_size = logits.shape
+        tokens, finite = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.bool_)
+        self._kernels.argmax(logits.data_ptr(), rows, vocab_size, tokens.ctypes.data, finite.ctypes.data)
+        return tokens, finite
+
+    def top_k(self, logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+        logits = logits.contiguous()
+        rows, vocab_size = logits.shape
+        values, tokens = np.empty((rows, k), dtype=np.float32), np.empty((rows, k), dtype=np.int64)
+        self._kernels.top_k(logits.data_ptr(), rows, vocab_size, k, values.ctypes.data, tokens.ctypes.data)
+        return values, tokens
+
+    def exp_sums(self, logits: torch.Tensor, temperatures: np.ndarray) -> np.ndarray:
+        logits = logits.contiguous()
+        temperatures = np.ascontiguousarray(temperatures, dtype=np.float32)
+        sums = np.empty(len(logits), dtype=np.float64)
+        self._kernels.exp_sums(logits.data_ptr(), *logits.shape, temperatures.ctypes.data, sums.ctypes.data)
+        return sums
+
+    def draw(
+        self, logits: torch.Tensor, temperatures: np.ndarray, min_ps: np.ndarray, uniforms: np.ndarray
+    ) -> np.ndarray:
+        logits = logits.contiguous()
+        temperatures, min_ps = (np.ascontiguousarray(a, dtype=np.float32) for a in (temperatures, min_ps))
+        uniforms = np.ascontiguousarray(uniforms, dtype=np.float64)
+        tokens = np.empty(len(logits), dtype=np.int64)
+        self._kernels.draw(
+            logits.data_ptr(),
+            *logits.shape,
+            temperatures.ctypes.data,
+            min_ps.ctypes.data,
+            uniforms.ctypes.data,
+            tokens.ctypes.data,
+        )
+        return tokens
+
+    # -- attention ---------------------------------------------------------------------------------------------
+
+    def build_attention_metadata(self, batch: AttentionBatch) -> NativeAttentionMetadata:
+        return NativeAttentionMetadata(batch)
+
+    def write_kv(self, cache: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
+        if kv.dtype not in DTYPES:
+            super().write_kv(cache, slots, kv)
+            return
+        kv, slots = kv.contiguous(), slots.contiguous()
+        layer = LayerStruct(num_kv_heads=kv.shape[1] // 2, head_size=kv.shape[2])
+        step = StepStruct(
+            slot_mapping=slots.data_ptr(),
+            num_tokens=len(kv),
+            block_size=cache.shape[1],
+            cache_dtype=CACHE_DTYPES[cache.dtype],
+        )
+        self._kernels.write_kv(
+            DTYPES[kv.dtype], ctypes.byref(layer), ctypes.byref(step), kv.data_ptr(), cache.data_ptr()
+        )
+
+    def attention(
+        self,
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        cache: torch.Tensor,
+        metadata: Any,
+        weights: AttentionWeights,
+    ) -> torch.Tensor:
+        if query.dtype not in DTYPES:
+            return super().attention(query, kv, cache, metadata.for_torch, weights)
+        query = query.contiguous()
+        output = torch.empty_like(query)
+        layer = LayerStruct(
+            num_heads=weights.num_heads,
+            num_kv_heads=weights.num_kv_heads,
+            head_size=weights.head_size,
+            scale=weights.scale,
+            soft_cap=weights.soft_cap,
+        )
+        self._kernels.attention(
+            DTYPES[query.dtype],
+            ctypes.byref(layer),
+            ctypes.byref(metadata.struct(cache.dtype)),
+            query.data_ptr(),
+            cache.data_ptr(),
+            output.data_ptr(),
+        )
+        return output
+
+    def decoder_layers(
+        self,
+        hidden: torch.Tensor,
+        layers: Sequence[DecoderLayerWeights],
+        context: StepContext,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if any(layer.packed is None for layer in layers):
+            return super().decoder_layers(hidden, layers, context, rows)
+        cache = context.cache
+        steps = [metadata.struct(cache.tensors[0].dtype, context) for metadata in context.attention]
+        places = [cache.layer(layer.attention.layer_index) for layer in layers]
+        self._kernels.decoder_layers(
+            DTYPES[hidden.dtype],
+            _pointers([ctypes.addressof(layer.packed) for layer in layers]),
+            _pointers([ctypes.addressof(steps[group_id]) for group_id, _ in places]),
+            _pointers([tensor.data_ptr() for _, tensor in places]),
+            len(layers),
+            None if rows is None else rows.data_ptr(),
+            -1 if rows is None else len(rows),
+            hidden.data_ptr(),
+        )
+        return hidden if rows is None else hidden[: len(rows)]
+
+    def decoder_layer(self, hidden: torch.Tensor, layer: DecoderLayerWeights, context: StepContext) -> torch.Tensor:
+        return (
+            self.decoder_layers(hidden, [layer], context)
+            if layer.packed
+            else super().decoder_layer(hidden, layer, context)
+        )
+
+
+class PackedLinear:
+    """A projection's structure, with the memory that it points to.
+
+    Attributes:
+        struct: for the kernels.
+        dtype: of the activations that it is multiplied with.
+    """
+
+    __slots__ = ("_bias", "_memory", "dtype", "struct")
+
+    def __init__(
+        self, struct: LinearStruct, memory: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> None:
+        self.struct = struct
+        self.dtype = dtype
+        self._memory = memory
+        self._bias = bias
+
+
+class NativeAttentionMetadata:
+    """The arrays of a step's batch for one KV cache group, kept for as long as the structure points to them."""
+
+    def __init__(self, batch: AttentionBatch) -> None:
+        self._batch = batch
+        self._block_tables = np.ascontiguousarray(batch.block_tables)
+        self._context: StepContext | None = None
+        self._struct: StepStruct | None = None
+        self.slot_mapping = torch.from_numpy(batch.slot_mapping)
+
+    @functools.cached_property
+    def for_torch(self) -> CPUAttentionMetadata:
+        """The same for torch's operators."""
+        return CPUAttentionMetadata(self._batch)
+
+    def struct(self, cache_dtype: torch.dtype, context: StepContext | None = None) -> StepStruct:
+        """The structure, the same object for all layers of a step."""
+        if self._struct is None:
+            batch = self._batch
+            self._context = context
+            self._struct = StepStruct(
+                query_starts=batch.query_starts.ctypes.data,
+                context_lens=batch.context_lens.ctypes.data,
+                block_tables=self._block_tables.ctypes.data,
+                slot_mapping=batch.slot_mapping.ctypes.data,
+                cos=None if context is None else context.cos.data_ptr(),
+                sin=None if context is None else context.sin.data_ptr(),
+                num_tokens=len(batch.slot_mapping),
+                num_requests=len(batch.context_lens),
+                block_table_stride=self._block_tables.shape[1],
+                block_size=batch.block_size,
+                window=batch.sliding_window or 0,
+                cache_dtype=CACHE_DTYPES[cache_dtype],
+            )
+        return self._struct
+
+
+def _has_kernels(weight: Weight) -> bool:
+    """Pairs of inner elements are multiplied at once: an odd number of them is only handled in plain weights."""
+    if isinstance(weight, torch.Tensor):
+        return True
+    return weight.shape[1] % 2 == 0 and weight.group_size % _GROUP_SIZE_MULTIPLES[weight.bits] == 0
+
+
+def _pointers(addresses: list[int]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(addresses))(*addresses)
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _columns_of(bias: torch.Tensor, *, interleaved: bool) -> torch.Tensor:
+    """The bias as float32 in the order of the packed columns, filled up with zeros."""
+    bias = bias.float()
+    if not interleaved:
+        return torch.nn.functional.pad(bias, (0, -len(bias) % _PANEL))
+    half = len(bias) // 2
+    halves = torch.nn.functional.pad(bias.view(2, half), (0, -half % _HALF_PANEL))
+    return halves.view(2, -1, _HALF_PANEL).transpose(0, 1).reshape(-1)

@@ -1,0 +1,141 @@
+"""Random decoder layers and steps through them, for tests of backends that fuse or pack layers."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ksana.kernels.base import KernelBackend
+from ksana.kernels.batch import AttentionBatch, KVCache, StepContext
+from ksana.kernels.weights import AttentionWeights, DecoderLayerWeights, GatedMLPWeights, Linear
+from ksana.types.kv import FullAttentionSpec, KVCacheConfig, KVCacheGroup
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A decoder layer, and the cache behind it."""
+
+    hidden: int = 48
+    inner: int = 40
+    heads: int = 4
+    kv_heads: int = 2
+    head_size: int = 16
+    biased: bool = False
+    head_norms: bool = False
+    window: int | None = None
+    soft_cap: float = 0.0
+    block_size: int = 16
+    dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None
+    seed: int = 0
+
+    def weights(self, dtype: torch.dtype | None = None) -> DecoderLayerWeights:
+        """Not packed; numbers of the shape's own dtype, kept as another if one is given."""
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def tensor(*shape: int, scale: float = 1.0) -> torch.Tensor:
+            return (torch.randn(*shape, generator=generator) * scale).to(self.dtype).to(dtype or self.dtype)
+
+        def linear(rows: int, columns: int) -> Linear:
+            weight = tensor(rows, columns, scale=columns**-0.5)
+            return Linear(weight, tensor(rows, scale=0.5) if self.biased else None)
+
+        return DecoderLayerWeights(
+            input_norm=tensor(self.hidden),
+            attention=AttentionWeights(
+                qkv=linear((self.heads + 2 * self.kv_heads) * self.head_size, self.hidden),
+                output=linear(self.hidden, self.heads * self.head_size),
+                num_heads=self.heads,
+                num_kv_heads=self.kv_heads,
+                head_size=self.head_size,
+                scale=self.head_size**-0.5,
+                layer_index=0,
+                q_norm=tensor(self.head_size) if self.head_norms else None,
+                k_norm=tensor(self.head_size) if self.head_norms else None,
+                soft_cap=self.soft_cap,
+            ),
+            post_attention_norm=tensor(self.hidden),
+            mlp=GatedMLPWeights(linear(2 * self.inner, self.hidden), linear(self.hidden, self.inner)),
+            eps=1e-5,
+        )
+
+
+class LayerRun:
+    """A layer with a cache: tokens of several requests go through it, step by step.
+
+    Args:
+        backend: that packs the layer.
+        shape: of the layer.
+        max_tokens: most tokens of a request.
+        max_requests: numbered from 0.
+        dtype: of weights and activations, if not the shape's own.
+    """
+
+    def __init__(
+        self,
+        backend: KernelBackend,
+        shape: LayerShape,
+        max_tokens: int,
+        max_requests: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._backend, self._shape = backend, shape
+        self._dtype = dtype or shape.dtype
+        self._layer = shape.weights(self._dtype)
+        backend.pack_layer(self._layer)
+        blocks = -(-max_tokens // shape.block_size)
+        order = np.random.default_rng(shape.seed).permutation(blocks * max_requests) + 1
+        self._tables = order.reshape(max_requests, blocks).astype(np.int64)
+        cache_shape = (len(order) + 1, shape.block_size, 2 * shape.kv_heads, shape.head_size)
+        cache_dtype = shape.cache_dtype or self._dtype
+        tensor = torch.full(cache_shape, torch.nan, dtype=torch.float32).to(cache_dtype)
+        spec = FullAttentionSpec(shape.block_size, shape.kv_heads, shape.head_size, "float32")
+        self._cache = KVCache(KVCacheConfig(len(order) + 1, (KVCacheGroup(spec, (0,)),)), [tensor])
+
+    def step(self, requests: list[tuple[int, int, torch.Tensor]]) -> list[torch.Tensor]:
+        """Compute tokens of some requests: (number, tokens before, hidden states [n, hidden]) to new hidden states."""
+        starts = np.cumsum([0, *(len(hidden) for _, _, hidden in requests)]).tolist()
+        output = self.compute(requests)
+        return [output[start:end] for start, end in itertools.pairwise(starts)]
+
+    def compute(
+        self, requests: list[tuple[int, int, torch.Tensor]], output_rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The same as one batch, or some rows of it: see :meth:`KernelBackend.decoder_layers`."""
+        size = self._shape.block_size
+        counts = [len(hidden) for _, _, hidden in requests]
+        rows = np.repeat([number for number, _, _ in requests], counts)
+        positions = np.concatenate([np.arange(start, start + len(hidden)) for _, start, hidden in requests])
+        batch = AttentionBatch(
+            query_starts=np.cumsum([0, *counts], dtype=np.int64),
+            context_lens=np.array([start for _, start, _ in requests], dtype=np.int64),
+            block_tables=self._tables[[number for number, _, _ in requests]],
+            slot_mapping=self._tables[rows, positions // size] * size + positions % size,
+            block_size=size,
+            sliding_window=self._shape.window,
+        )
+        half = self._shape.head_size // 2
+        angles = torch.from_numpy(positions)[:, None, None] * torch.linspace(1, 0.01, half)
+        # Rounded as the model does it, whatever dtype the run is in.
+        cos, sin = (t.to(self._shape.dtype).to(self._dtype) for t in (angles.cos(), angles.sin()))
+        context = StepContext(
+            cos=torch.cat((cos, cos), -1),
+            sin=torch.cat((-sin, sin), -1),
+            attention=[self._backend.build_attention_metadata(batch)],
+            cache=self._cache,
+        )
+        hidden = torch.cat([hidden for _, _, hidden in requests]).to(self._dtype)
+        return self._backend.decoder_layers(hidden, [self._layer], context, output_rows)
+
+    def prompt(self, hidden: torch.Tensor, *, chunk: int, number: int = 0) -> torch.Tensor:
+        """All tokens of a request, ``chunk`` at a time."""
+        parts = [self.step([(number, at, hidden[at : at + chunk])])[0] for at in range(0, len(hidden), chunk)]
+        return torch.cat(parts)
+
+
+def hidden_states(shape: LayerShape, seed: int, tokens: int) -> torch.Tensor:
+    """Random input of a layer: [tokens, hidden]."""
+    return torch.randn(tokens, shape.hidden, generator=torch.Generator().manual_seed(seed)).to(shape.dtype)
