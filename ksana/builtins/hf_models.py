@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ksana.errors import ModelLoadError
+from ksana.errors import ModelLoadError, UsageError
 from ksana.markers import hookimpl
 
 if TYPE_CHECKING:
-    import torch
-
     from ksana.kernels.base import KernelBackend
+    from ksana.kernels.quantization import Weight
     from ksana.models.base import Model
     from ksana.types.config import ModelOptions
     from ksana.types.model import ModelConfig
@@ -27,16 +26,25 @@ def ksana_load_model_config(model_path: Path, options: ModelOptions) -> ModelCon
         return load_gguf_config(model_path, options.dtype)
     from ksana.models.hf_config import CONFIG_FILE, load_hf_config
 
-    return load_hf_config(model_path, options.dtype) if (model_path / CONFIG_FILE).is_file() else None
+    if not (model_path / CONFIG_FILE).is_file():
+        return None
+    if options.quantization == "stored":
+        raise UsageError(
+            f"model {model_path}: --quantization stored is for GGUF files, this folder's weights are plain; "
+            "use int8 or int4"
+        )
+    return load_hf_config(model_path, options.dtype)
 
 
 @hookimpl(trylast=True)
-def ksana_iter_weights(model_path: Path, config: ModelConfig) -> Iterable[tuple[str, torch.Tensor]] | None:
+def ksana_iter_weights(model_path: Path, config: ModelConfig) -> Iterable[tuple[str, Weight]] | None:
     """Read safetensors files, else PyTorch files, of a folder; or a ``.gguf`` file."""
-    from ksana.models.weights import gguf_reader, safetensors_reader, torch_bin_reader
-
     if model_path.is_file():
+        from ksana.models.weights import gguf_reader
+
         return gguf_reader.iter_weights(model_path, config) if model_path.suffix == ".gguf" else None
+    from ksana.models.weights import safetensors_reader, torch_bin_reader
+
     if files := safetensors_reader.find_files(model_path):
         return safetensors_reader.iter_weights(files)
     if files := torch_bin_reader.find_files(model_path):

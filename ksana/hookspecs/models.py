@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from ksana.markers import hookspec
 
 if TYPE_CHECKING:
-    import torch
-
     from ksana.kernels.base import KernelBackend
+    from ksana.kernels.quantization import Weight
     from ksana.models.base import Model
     from ksana.text.chat_template import ChatTemplate
     from ksana.text.tokenizer import Tokenizer
@@ -50,12 +49,15 @@ def ksana_create_model(config: ModelConfig, backend: KernelBackend) -> Model | N
 
 
 @hookspec(firstresult=True)
-def ksana_iter_weights(model_path: Path, config: ModelConfig) -> Iterable[tuple[str, torch.Tensor]] | None:
+def ksana_iter_weights(model_path: Path, config: ModelConfig) -> Iterable[tuple[str, Weight]] | None:
     """Yield (Hugging Face parameter name, CPU tensor) for every weight, one at a time, or return None.
 
-    When: once at start; the iterable is consumed once. Firstresult. Tensors may be memory-mapped and of any float
-    dtype; they are copied or adopted before the next one is asked for. Yield the largest first if you can: the peak
-    of memory is lower. Raise :class:`ksana.errors.ModelLoadError` naming the file and the tensor.
+    When: once at start, before the model and its backend are made; the iterable is consumed once, after that. A reader
+    may begin to work on threads of its own in between, when torch has yet to be imported. Firstresult. Tensors may be
+    memory-mapped and of any float dtype; they are copied or adopted before the next one is asked for. If
+    ``config.quantization`` is ``stored``, matrices that the file holds quantised may come as
+    :class:`ksana.kernels.quantization.QuantizedWeight`; else they must not. Yield the largest first if you can: the
+    peak of memory is lower. Raise :class:`ksana.errors.ModelLoadError` naming the file and the tensor.
 
     Example::
 

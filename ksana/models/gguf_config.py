@@ -37,7 +37,7 @@ def load_gguf_config(path: Path, dtype: str = "auto") -> ModelConfig:
     Raises:
         ModelLoadError: the file is damaged, lacks a key, or holds a model of an unsupported kind.
     """
-    return _Reader(GGUFFile(path)).read(dtype)
+    return _Reader(GGUFFile.open(path)).read(dtype)
 
 
 class _Reader:

@@ -33,7 +33,7 @@ def create_gguf_tokenizer(path: Path) -> FastTokenizer:
     Raises:
         ModelLoadError: it has none, or one that cannot be built exactly.
     """
-    file = GGUFFile(path)
+    file = GGUFFile.open(path)
     kind = file.get("tokenizer.ggml.model", str)
     build = _BUILDERS.get(kind or "")
     if build is None:
@@ -49,7 +49,7 @@ def create_gguf_tokenizer(path: Path) -> FastTokenizer:
 
 def create_gguf_chat_template(path: Path) -> ChatTemplate | None:
     """The chat template of the file, or None if it has none."""
-    file = GGUFFile(path)
+    file = GGUFFile.open(path)
     source = file.get("tokenizer.chat_template", str)
     if not source:
         return None

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from ksana.errors import ModelLoadError
+from ksana.kernels.quantization import Weight
 from ksana.models.base import Model
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ _TIED_HEAD = "lm_head.weight"
 
 def load_weights(
     model: Model,
-    weights: Iterable[tuple[str, torch.Tensor]],
+    weights: Iterable[tuple[str, Weight]],
     *,
     progress: bool,
 ) -> None:
@@ -33,7 +34,7 @@ def load_weights(
 
     Args:
         model: receives the weights.
-        weights: (Hugging Face name, CPU tensor), consumed once.
+        weights: (Hugging Face name, weight on the CPU), consumed once.
         progress: show a progress bar on standard error; one log line is written either way.
 
     Raises:
@@ -43,13 +44,13 @@ def load_weights(
     start = time.monotonic()
     unexpected: list[str] = []
     num_bytes = 0
-    for name, tensor in _with_progress_bar(weights, model.num_weights()) if progress else weights:
+    for name, weight in _with_progress_bar(weights, model.num_weights()) if progress else weights:
         if name.endswith(_IGNORABLE_SUFFIXES):
             continue
-        if tensor.dtype not in _LOADABLE_DTYPES:
-            raise ModelLoadError(f"tensor {name} is of dtype {tensor.dtype}: quantised weights are not supported")
-        num_bytes += tensor.nbytes
-        if not model.load_weight(name, tensor) and name != _TIED_HEAD:
+        if weight.dtype not in _LOADABLE_DTYPES:
+            raise ModelLoadError(f"tensor {name} is of dtype {weight.dtype}: weights quantised so are not supported")
+        num_bytes += weight.nbytes
+        if not model.load_weight(name, weight) and name != _TIED_HEAD:
             unexpected.append(name)
     if unexpected:
         raise ModelLoadError(f"the weight files hold tensors that the model does not have: {_some(unexpected)}")
@@ -59,7 +60,7 @@ def load_weights(
     logger.info("loaded weights of %.0f MiB in %.1f s", num_bytes / 2**20, time.monotonic() - start)
 
 
-def _with_progress_bar(weights: Iterable[tuple[str, torch.Tensor]], total: int) -> Iterator[tuple[str, torch.Tensor]]:
+def _with_progress_bar(weights: Iterable[tuple[str, Weight]], total: int) -> Iterator[tuple[str, Weight]]:
     from rich.console import Console
     from rich.progress import track
 

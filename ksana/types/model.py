@@ -36,6 +36,9 @@ class ModelConfig:
         qk_norm: RMSNorm over each head of q and k before the rotary embedding (Qwen3).
         sliding_windows: one entry a layer: window size in tokens, or None for full attention.
         eos_token_ids: tokens that end a sequence.
+        quantization: what becomes of projections' weights: ``none`` (plain, of ``dtype``), ``int8`` or ``int4``
+            (rounded while they are loaded), ``stored`` (as the file holds them, if it holds integers).
+        quantization_group_size: elements that share a scale, for ``int8`` and ``int4``.
         generation_defaults: sampling values from ``generation_config.json`` (temperature, top_k, top_p).
     """
 
@@ -60,4 +63,6 @@ class ModelConfig:
     sliding_windows: tuple[int | None, ...] = ()
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    quantization: str = "none"
+    quantization_group_size: int = 64
     generation_defaults: dict[str, float] = field(default_factory=dict)

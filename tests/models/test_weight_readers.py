@@ -147,7 +147,7 @@ def status(key):
 
 total = torch.zeros(16)
 before = status('VmRSS')
-weights = ksana_iter_weights(Path({str(target)!r}), SimpleNamespace(dtype='float32'))
+weights = ksana_iter_weights(Path({str(target)!r}), SimpleNamespace(dtype='float32', quantization='none'))
 peak = 0
 for name, tensor in weights:
     total += tensor.sum(0)
@@ -230,5 +230,6 @@ def test_undecodable_quantisation_is_named(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    config = SimpleNamespace(dtype="float32", quantization="stored")
     with pytest.raises(ModelLoadError, match=r"token_embd\.weight is of type Q8_1"):
-        list(ksana_iter_weights(tmp_path / "m.gguf", SimpleNamespace(dtype="float32")) or ())  # type: ignore[arg-type]
+        list(ksana_iter_weights(tmp_path / "m.gguf", config) or ())  # type: ignore[arg-type]
