@@ -75,12 +75,21 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def start_llm() -> Iterator[Callable[..., LLM]]:
+def enable_async() -> bool:
+    """Whether engines overlap steps. Folders whose tests are about the engine run them in both ways."""
+    return False
+
+
+@pytest.fixture
+def start_llm(enable_async: bool) -> Iterator[Callable[..., LLM]]:
     """Start an offline engine that verifies its blocks whenever it is idle; at the end no block may be missing."""
     started: list[tuple[LLM, int]] = []
 
     def start(model: Path | str, **options: Any) -> LLM:
-        llm = LLM(str(model), **{"check_integrity": True, "threads": 1, "num_blocks": 200, **options})
+        llm = LLM(
+            str(model),
+            **{"check_integrity": True, "threads": 1, "num_blocks": 200, "enable_async": enable_async, **options},
+        )
         started.append((llm, llm.engine.num_free_blocks))
         return llm
 

@@ -55,11 +55,12 @@ _NO_EXPERT = "expert parallelism is not available in this version"
 _NO_SWAP = "there are no host blocks: a preempted request is computed again"
 _NO_SPECULATIVE = "speculative decoding is not available in this version"
 _NO_PD = "prefill and decode on separate nodes is not available in this version"
-_NO_QUANTIZATION = "choosing a quantisation is not available in this version"
+_NO_GPTQ = "weights quantised by GPTQ are not available in this version"
+_OWN_QUANTIZATION = "the methods here are those of model.quantization: int8, int4, stored"
 _NO_METRICS_PUSH = "pushing metrics is not available in this version"
 _NO_GLOBAL_CACHE = "a global cache is not available in this version"
 _ONE_SCHEDULER = "there is one scheduler, with continuous batching"
-_NO_ASYNC = "overlapping of steps is not available in this version"
+_ONE_STEP_AHEAD = "one step is planned ahead, with enable_async"
 _NO_CUDA_KNOB = "it chooses a CUDA kernel; there is no CUDA backend in this version"
 _NO_WATER_MARKS = "the scheduler needs no spare blocks per request"
 _PER_REQUEST = "it is an option of each request"
@@ -107,8 +108,8 @@ _BATCH_SCHEDULER = {
     "mtp_step_num": RefusedKey(_NO_SPECULATIVE, (0,)),
     "enable_mtp_module": RefusedKey(_NO_SPECULATIVE, (False,)),
     "enable_xgrammar": RefusedKey("structured output is not available in this version", (False,)),
-    "enable_async": RefusedKey(_NO_ASYNC, (False,)),
-    "enable_executor_build_ahead": RefusedKey(_NO_ASYNC, (False,)),
+    "enable_async": MappedKey(("scheduler", "enable_async")),
+    "enable_executor_build_ahead": RefusedKey(_ONE_STEP_AHEAD, (False,)),
     "max_chunked_kv_tokens": RefusedKey("use max_step_tokens and split_fuse_token_num", (0,)),
     "attention_dp_lb_config.enable_balance": RefusedKey(_NO_TENSOR_PARALLEL, (False,)),
     "attention_dp_lb_config.max_waiting_steps": RefusedKey(_NO_TENSOR_PARALLEL, (50,)),
@@ -133,9 +134,9 @@ _OTHER_SETTINGS = {
     "attn_backend.flash_attn_impl": RefusedKey(_NO_CUDA_KNOB, ("auto",)),
     "attn_backend.use_flashinfer_for_decode": RefusedKey(_NO_CUDA_KNOB, (False,)),
     "kernel_config.cublas.gemm_reduction_precision": RefusedKey(_NO_CUDA_KNOB),
-    "quantization_config.gptq_backend": RefusedKey(_NO_QUANTIZATION),
-    "quantization_config.kv_cache.dtype": RefusedKey(_NO_QUANTIZATION, ("auto",)),
-    "quantization_config.weight.quant_method": RefusedKey(_NO_QUANTIZATION, ("auto",)),
+    "quantization_config.gptq_backend": RefusedKey(_NO_GPTQ),
+    "quantization_config.kv_cache.dtype": MappedKey(("cache", "kv_cache_dtype")),
+    "quantization_config.weight.quant_method": RefusedKey(_OWN_QUANTIZATION, ("auto",)),
     "profiler.metrics_export_url": RefusedKey(_NO_METRICS_PUSH, ("",)),
     "profiler.export_interval_millis": RefusedKey(_NO_METRICS_PUSH, (60000,)),
     "profiler.export_timeout_millis": RefusedKey(_NO_METRICS_PUSH, (1000,)),

@@ -1,22 +1,28 @@
-"""Builds the parts of an engine out of the configuration and what plugins contribute."""
+"""Builds the parts of an engine out of the configuration and what plugins contribute.
+
+Whatever loads torch is imported where it is first needed: that takes longer than all the rest of a start, and the
+readers of weight files use the time.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ksana.engine.compute_thread import ComputeThread
 from ksana.engine.context import ProcessingContext
 from ksana.engine.core import EngineCore
+from ksana.engine.free_memory import return_free_memory
 from ksana.engine.output_processor import OutputProcessor
+from ksana.engine.trace import EngineTrace, NoTrace
 from ksana.errors import ModelLoadError, UsageError
-from ksana.kernels.base import KernelBackend
 from ksana.kernels.selection import KernelBackendInfo, select_backend
 from ksana.kv import KVCacheManager
-from ksana.models.base import Model
-from ksana.models.loader import load_weights
 from ksana.models.locate import resolve_model
 from ksana.plugin.manager import KsanaPluginManager
 from ksana.plugin.model_dir import find_model_dir_plugin, register_model_dir_plugin
@@ -26,18 +32,29 @@ from ksana.text.tokenizer import Tokenizer
 from ksana.types.config import KsanaConfig
 from ksana.types.kv import KVCacheConfig
 from ksana.types.model import ModelConfig
-from ksana.worker.cache_size import plan_kv_cache
-from ksana.worker.model_runner import ModelRunner
+
+if TYPE_CHECKING:
+    from ksana.kernels.base import KernelBackend
+    from ksana.kernels.quantization import Weight
+    from ksana.models.base import Model
+    from ksana.worker.model_runner import ModelRunner
+
+    Weights = Iterable[tuple[str, Weight]]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What an engine front stands on: the step loop, and the loaded model as hooks and admission see it."""
+    """What an engine front stands on: the step loop, and the loaded model as hooks and admission see it.
+
+    Attributes:
+        runner: what the core computes its steps with, for those who bring a scheduler of their own.
+    """
 
     core: EngineCore
     context: ProcessingContext
+    runner: ModelRunner
 
 
 def assemble(config: KsanaConfig, plugins: KsanaPluginManager) -> EngineParts:
@@ -46,6 +63,24 @@ def assemble(config: KsanaConfig, plugins: KsanaPluginManager) -> EngineParts:
     Raises:
         UsageError: something about the model, the configuration or a plugin is wrong.
     """
+    path = config.telemetry.trace
+    trace = EngineTrace(path) if path else NoTrace()  # first of all: loading takes long, a wrong path does not
+    thread = ComputeThread() if config.scheduler.enable_async else None
+    try:
+        if thread is None:
+            return _assemble(config, plugins, trace, None)
+        return thread.submit(lambda: _assemble(config, plugins, trace, thread)).result()
+    except BaseException:
+        if thread is not None:
+            thread.stop()
+        trace.close()
+        raise
+
+
+def _assemble(
+    config: KsanaConfig, plugins: KsanaPluginManager, trace: NoTrace, compute_thread: ComputeThread | None
+) -> EngineParts:
+    """Build everything, on the thread that is to compute."""
     started = time.monotonic()
     path = resolve_model(config.model.model)
     model_plugin = find_model_dir_plugin(path, config.model, config.config_file)
@@ -57,9 +92,14 @@ def assemble(config: KsanaConfig, plugins: KsanaPluginManager) -> EngineParts:
         raise UsageError(
             f"--max-model-len {wanted} is more than the {possible} tokens {model_config.name} was made for"
         )
+    weights = _open_weights(path, model_config, plugins)
     tokenizer, chat_template = _create_text(path, model_config, config, plugins)
+    from ksana.worker.cache_size import check_kv_cache_dtype, plan_kv_cache
+    from ksana.worker.model_runner import ModelRunner
+
     backend = _create_backend(config, plugins)
-    model = _load_model(path, model_config, backend, plugins)
+    check_kv_cache_dtype(model_config, config.cache, backend)
+    model = _load_model(path, model_config, backend, weights, plugins)
     max_model_len = wanted or possible
     kv_config = plan_kv_cache(
         model_config,
@@ -77,9 +117,19 @@ def assemble(config: KsanaConfig, plugins: KsanaPluginManager) -> EngineParts:
         max_model_len=max_model_len,
     )
     outputs = OutputProcessor(tokenizer)
-    core = EngineCore(scheduler, runner, outputs, plugins.hook, check_integrity=config.cache.check_integrity)
+    core = EngineCore(
+        scheduler,
+        runner,
+        outputs,
+        plugins.hook,
+        check_integrity=config.cache.check_integrity,
+        compute_thread=compute_thread,
+        trace=trace,
+    )
+    return_free_memory()
     logger.info("engine ready in %.1f s, for up to %d tokens a request", time.monotonic() - started, max_model_len)
-    return EngineParts(core, ProcessingContext(config, model_config, path, max_model_len, tokenizer, chat_template))
+    context = ProcessingContext(config, model_config, path, max_model_len, tokenizer, chat_template)
+    return EngineParts(core, context, runner)
 
 
 def _load_model_config(path: Path, config: KsanaConfig, plugins: KsanaPluginManager) -> ModelConfig:
@@ -87,7 +137,12 @@ def _load_model_config(path: Path, config: KsanaConfig, plugins: KsanaPluginMana
     if model_config is None:
         raise ModelLoadError(f"no plugin knows the kind of model at {path}: neither a config.json nor a GGUF file")
     logger.info("model %s: %s in %s, from %s", model_config.name, model_config.architecture, model_config.dtype, path)
-    return model_config
+    options = config.model
+    return replace(
+        model_config,
+        quantization=options.quantization,
+        quantization_group_size=options.quantization_group_size,
+    )
 
 
 def _create_text(
@@ -109,13 +164,22 @@ def _create_backend(config: KsanaConfig, plugins: KsanaPluginManager) -> KernelB
     return select_backend(infos, config.kernel.backend).create(config.kernel)
 
 
-def _load_model(path: Path, config: ModelConfig, backend: KernelBackend, plugins: KsanaPluginManager) -> Model:
+def _open_weights(path: Path, config: ModelConfig, plugins: KsanaPluginManager) -> Weights:
+    """Ask for the weights early: a reader may begin to work at once, beside all that follows."""
+    weights: Weights | None = plugins.hook.ksana_iter_weights(model_path=path, config=config)
+    if weights is None:
+        raise ModelLoadError(f"no plugin finds weights at {path}: expected safetensors, PyTorch .bin or GGUF")
+    return weights
+
+
+def _load_model(
+    path: Path, config: ModelConfig, backend: KernelBackend, weights: Weights, plugins: KsanaPluginManager
+) -> Model:
+    from ksana.models.loader import load_weights
+
     model: Model | None = plugins.hook.ksana_create_model(config=config, backend=backend)
     if model is None:
         raise ModelLoadError(f"no plugin builds models of architecture {config.architecture} ({path})")
-    weights = plugins.hook.ksana_iter_weights(model_path=path, config=config)
-    if weights is None:
-        raise ModelLoadError(f"no plugin finds weights at {path}: expected safetensors, PyTorch .bin or GGUF")
     try:
         load_weights(model, weights, progress=sys.stderr is not None and sys.stderr.isatty())
     except ModelLoadError as error:
@@ -132,7 +196,7 @@ def _create_scheduler(config: KsanaConfig, kv_config: KVCacheConfig) -> Schedule
 
 def _fit_to_cache(max_model_len: int, scheduler: Scheduler) -> int:
     """A request that could never fit the cache must be refused when it comes, so the limit is lowered here."""
-    fitting = scheduler.kv.max_request_tokens(max_model_len, scheduler.max_chunk)
+    fitting = scheduler.kv.max_request_tokens(max_model_len, scheduler.max_uncommitted)
     if fitting < 2:
         raise UsageError("the KV cache is too small for a single token; raise --num-blocks")
     if fitting < max_model_len:

@@ -255,7 +255,10 @@ class AsyncEngine:
         for delta in deltas:
             stream = self._streams.get(delta.request_id)
             if stream is not None:
-                by_loop.setdefault(stream.loop, []).append((stream, delta))
+                news = by_loop.get(stream.loop)
+                if news is None:
+                    news = by_loop[stream.loop] = []
+                news.append((stream, delta))
             if delta.finish_reason is not None:
                 self._streams.pop(delta.request_id, None)
         for news in by_loop.values():

@@ -1,15 +1,18 @@
-"""One engine step: schedule, compute, sample, text. Synchronous, and owned by one thread."""
+"""The engine's steps: schedule, compute, sample, text. Owned by one thread."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from ksana.engine.compute_thread import ComputeThread
 from ksana.engine.output_processor import OutputDelta, OutputProcessor
+from ksana.engine.pipeline import Executor, StepPipeline
+from ksana.engine.trace import NoTrace
 from ksana.errors import KsanaCode, RequestError
 from ksana.scheduling import RequestUpdate, Scheduler
 from ksana.types.request import Request
-from ksana.types.step import ModelRunnerOutput, SchedulerOutput
+from ksana.types.step import SchedulerOutput
 
 if TYPE_CHECKING:
     import pluggy
@@ -17,24 +20,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Executor(Protocol):
-    """Who computes a step: a model runner in this process, later several ranks."""
-
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute the step."""
-        ...
-
-    def reset(self) -> None:
-        """Forget all requests."""
-        ...
-
-
 class EngineCore:
-    """Scheduler, executor and output processor in lockstep.
+    """Scheduler, executor and output processor.
+
+    Without a thread to compute on, each step is scheduled, computed and processed before the next one. With one, a step
+    is scheduled while the one before it computes, and its tokens are processed while the one after it does: the same
+    tokens, and a stop is found when one token too many is already under way, which is dropped.
 
     Args:
         hook: for ``ksana_request_finished``.
         check_integrity: verify the block tables whenever the last request has ended.
+        compute_thread: where the executor computes; it was made there too. The core ends it.
+        trace: hears of requests and steps.
     """
 
     def __init__(
@@ -45,16 +42,19 @@ class EngineCore:
         hook: pluggy.HookRelay,
         *,
         check_integrity: bool = False,
+        compute_thread: ComputeThread | None = None,
+        trace: NoTrace | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self._executor = executor
         self._outputs = outputs
         self._hook = hook
         self._check_integrity = check_integrity
+        self._trace = trace or NoTrace()
+        self._pipeline = StepPipeline(executor, compute_thread, self._trace)
 
     def has_work(self) -> bool:
         """True if :meth:`step` would do something."""
-        return self.scheduler.has_work()
+        return len(self._pipeline) > 0 or self.scheduler.has_work()
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError if there is no place for it."""
@@ -64,6 +64,7 @@ class EngineCore:
         except RequestError:
             self._outputs.discard(request)
             raise
+        self._trace.request_added(request)
 
     def abort(self, request_id: str) -> list[OutputDelta]:
         """End a request; returns its last delta, or [] if it had ended already."""
@@ -71,33 +72,57 @@ class EngineCore:
         return [self._finish(request)] if request else []
 
     def step(self) -> list[OutputDelta]:
-        """Move all requests on by one step; returns what is new about them.
+        """Schedule a step if there is something to compute, and take in the oldest one that is due.
 
-        An error in the computation ends the requests that were part of it, and nothing else.
+        An error in the computation ends the requests that run, and nothing else.
+
+        Returns:
+            What is new about requests.
         """
-        expired = [self._finish(request) for request in self.scheduler.expire_waiting()]
+        deltas = [self._finish(request) for request in self.scheduler.expire_waiting()]
+        started = self._trace.now()
         step = self.scheduler.schedule()
-        try:
-            output = self._executor.execute(step)
-        except Exception as error:
-            return expired + self._fail_step(step, error)
-        deltas = expired + self._fail_broken(output.broken_request_ids)
-        for update in self.scheduler.update_from_output(step, output):
-            deltas.extend(self._process(update))
-        if self._check_integrity and not self.scheduler.requests:
-            self.scheduler.kv.check_integrity()
+        if not step.is_empty:
+            self._trace.step_scheduled(started, step, self.scheduler)
+            self._pipeline.submit(step)
+        if self._pipeline.is_full or (step.is_empty and len(self._pipeline)):
+            deltas += self._collect()
         return deltas
 
-    def _process(self, update: RequestUpdate) -> list[OutputDelta]:
-        request = update.request
-        if self._outputs.push(request, update.new_token_ids, update.logprobs):
-            self.scheduler.stop(request)
-        if request.status.is_finished:
-            return [self._finish(request)]
-        return [] if request.final_only else [self._outputs.take(request)]
+    def close(self) -> None:
+        """Stop computing, after the step that is being computed. Requests that have not ended are left as they are."""
+        self._pipeline.close()
+        self._trace.close()
+
+    def _collect(self) -> list[OutputDelta]:
+        step, output = self._pipeline.collect()
+        started = self._trace.now()
+        if isinstance(output, Exception):
+            return self._fail_step(step, output)
+        deltas = self._fail_broken(output.broken_request_ids)
+        updates = self.scheduler.update_from_output(step, output)
+        self._process(updates, deltas)
+        if self._check_integrity and not self.scheduler.requests:
+            self.scheduler.kv.check_integrity()
+        self._trace.step_processed(started, step, updates)
+        return deltas
+
+    def _process(self, updates: list[RequestUpdate], deltas: list[OutputDelta]) -> None:
+        """From tokens to text; adds to ``deltas`` what there is to tell."""
+        texts, unfinished = self._outputs.texts, self.scheduler.requests
+        for update in updates:
+            request = update.request
+            text = texts[request.request_id]
+            if text.push(request, update.new_token_ids, update.logprobs):
+                self.scheduler.stop(request)
+            if request.request_id not in unfinished:
+                deltas.append(self._finish(request))
+            elif not request.final_only:
+                deltas.append(text.take())
 
     def _finish(self, request: Request) -> OutputDelta:
         delta = self._outputs.finish(request)
+        self._trace.request_finished(request, delta.finish_reason)
         try:
             self._hook.ksana_request_finished(
                 request_id=request.request_id, finish_reason=delta.finish_reason, stats=delta.stats
@@ -109,7 +134,7 @@ class EngineCore:
     def _fail_step(self, step: SchedulerOutput, cause: Exception) -> list[OutputDelta]:
         """What the executor's rows hold is unknown now: everything that runs ends, the waiting go on."""
         logger.error("a step of %d requests failed", len(step.num_scheduled_tokens), exc_info=cause)
-        self._executor.reset()
+        self._pipeline.reset()
         running = [r.request_id for r in self.scheduler.running()]
         return self._fail_all(running, "the computation failed; the server's log says why")
 

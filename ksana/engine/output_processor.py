@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from ksana.errors import KsanaCode, RequestError
 from ksana.text.detokenizer import IncrementalDetokenizer, create_detokenizer
@@ -16,6 +14,8 @@ from ksana.types.output import FinishReason, RequestStats, TokenLogprobs
 from ksana.types.request import FINISH_REASONS, Request, RequestStatus
 
 logger = logging.getLogger(__name__)
+
+_STOPPED = RequestStatus.FINISHED_STOPPED
 
 
 @dataclass(slots=True)
@@ -33,61 +33,56 @@ class OutputDelta:
 
 
 class OutputProcessor:
-    """Holds the text state of every unfinished request, and drops it with the request's last delta."""
+    """Holds the text of every unfinished request, and drops it with the request's last delta.
+
+    Attributes:
+        texts: by request id.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._states: dict[str, _TextState] = {}
+        self.texts: dict[str, RequestText] = {}
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self.texts)
 
     def add(self, request: Request) -> None:
         """Start a request."""
-        self._states[request.request_id] = _TextState(request, self._tokenizer)
+        self.texts[request.request_id] = RequestText(request, self._tokenizer)
 
     def discard(self, request: Request) -> None:
         """Drop a request that did not start after all."""
-        del self._states[request.request_id]
-
-    def push(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        """Take in new tokens.
-
-        Returns:
-            True if the caller shall end the request: a stop string has cut text and tokens, or the text failed.
-        """
-        return self._states[request.request_id].push(request, token_ids, logprobs)
-
-    def take(self, request: Request) -> OutputDelta:
-        """What has been added to a request since the last call."""
-        return self._states[request.request_id].take()
+        del self.texts[request.request_id]
 
     def finish(self, request: Request) -> OutputDelta:
         """The last delta of a request: flush what was held back, say why it ended. Drops its state."""
-        state = self._states.pop(request.request_id)
-        state.flush()
-        delta = state.take()
+        text = self.texts.pop(request.request_id)
+        text.flush()
+        delta = text.take()
         # A stop string may be complete in the very token that also reached the length limit: the string wins.
         stopped = isinstance(delta.stop_reason, str)
         delta.finish_reason = FinishReason.STOP if stopped else FINISH_REASONS[request.status]
         delta.stop_reason = delta.stop_reason if stopped else request.stop_reason
-        delta.error = request.error or state.error
+        delta.error = request.error or text.error
         if delta.error is not None:
             delta.finish_reason = FinishReason.ERROR
-        delta.stats = state.stats(request)
+        delta.stats = text.stats(request)
         return delta
 
 
-class _TextState:
-    """Text side of one request."""
+class RequestText:
+    """The output of one request: its text up to a stop string, and what of it has not been delivered yet."""
 
     __slots__ = (
-        "_delta",
         "_detokenizer",
         "_first_token_time",
+        "_logprobs",
         "_matcher",
         "_num_output_tokens",
         "_request_id",
+        "_stop_reason",
+        "_text",
+        "_token_ids",
         "error",
     )
 
@@ -97,35 +92,60 @@ class _TextState:
         self._detokenizer: IncrementalDetokenizer = create_detokenizer(
             tokenizer, request.all_token_ids, sampling.skip_special_tokens
         )
-        self._matcher = StopMatcher(sampling.stop, sampling.include_stop_str_in_output)
-        self._delta = OutputDelta(request.request_id)
+        self._matcher = StopMatcher(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._stop_reason: str | None = None
         self._first_token_time: float | None = None
         self._num_output_tokens = 0
         self.error: RequestError | None = None
 
     def push(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        if self._first_token_time is None and token_ids:
+        """Take in new tokens, at least one.
+
+        Returns:
+            True if the caller shall end the request: a stop string has cut text and tokens, or the text failed.
+        """
+        if self._first_token_time is None:
             self._first_token_time = time.monotonic()
-        visible = len(token_ids)
-        if request.status is RequestStatus.FINISHED_STOPPED and not request.sampling.include_stop_str_in_output:
-            visible -= 1  # the token that ended it is reported, but is not part of the text
-        for position, token in enumerate(token_ids):
-            self._delta.token_ids.append(token)
-            self._delta.logprobs += logprobs[position : position + 1]
-            self._num_output_tokens += 1
-            if position < visible and self._add_text(partial(self._detokenizer.push, [token])):
-                return True
+        hidden = 0
+        if request.status is _STOPPED and not request.sampling.include_stop_str_in_output:
+            hidden = 1  # the token that ended it is reported, but is not part of the text
+        if self._matcher is not None:
+            return self._push_until_stop(token_ids, logprobs, len(token_ids) - hidden)
+        self._token_ids += token_ids
+        if logprobs:
+            self._logprobs += logprobs
+        self._num_output_tokens += len(token_ids)
+        try:
+            self._text += self._detokenizer.push(token_ids[:-1] if hidden else token_ids)
+        except Exception as error:
+            self._fail(error)
+            return True
         return False
 
     def flush(self) -> None:
-        if self.error is None and self._delta.stop_reason is None and not self._add_text(self._detokenizer.finish):
-            self._delta.text += self._matcher.finish()
+        """Add the text that was held back."""
+        if self.error is not None or self._stop_reason is not None:
+            return
+        try:
+            self._match(self._detokenizer.finish())
+        except Exception as error:
+            self._fail(error)
+            return
+        if self._matcher is not None and self._stop_reason is None:
+            self._text += self._matcher.finish()
 
     def take(self) -> OutputDelta:
-        delta, self._delta = self._delta, OutputDelta(self._request_id)
+        """What has been added since the last call."""
+        delta = OutputDelta(self._request_id, self._text, self._token_ids, self._logprobs)
+        delta.stop_reason = self._stop_reason
+        self._text, self._token_ids, self._logprobs = "", [], []
         return delta
 
     def stats(self, request: Request) -> RequestStats:
+        """Times and counts up to now."""
         return RequestStats(
             arrival_time=request.arrival_time,
             first_scheduled_time=request.first_scheduled_time,
@@ -137,21 +157,35 @@ class _TextState:
             num_preemptions=request.num_preemptions,
         )
 
-    def _add_text(self, decode: Callable[[], str]) -> bool:
-        """Add text up to a stop string; True if there was one, or if the tokenizer, maybe a plugin's, has failed."""
-        try:
-            text = decode()
-        except Exception:
-            logger.exception("the tokenizer failed to decode for request %s", self._request_id)
-            self.error = RequestError(
-                "the tokenizer failed; the server's log says why",
-                status=500,
-                type="server_error",
-                code="detokenization_failed",
-                ksana_code=KsanaCode.RUNTIME_FAILED,
-            )
-            return True
-        result = self._matcher.push(text)
-        self._delta.text += result.text_to_emit
-        self._delta.stop_reason = result.matched
-        return result.matched is not None
+    def _push_until_stop(self, token_ids: list[int], logprobs: list[TokenLogprobs], num_visible: int) -> bool:
+        """Token by token, since those behind a stop string are dropped."""
+        for position, token in enumerate(token_ids):
+            self._token_ids.append(token)
+            self._logprobs += logprobs[position : position + 1]
+            self._num_output_tokens += 1
+            if position < num_visible:
+                try:
+                    self._match(self._detokenizer.push([token]))
+                except Exception as error:
+                    self._fail(error)
+                    return True
+                if self._stop_reason is not None:
+                    return True
+        return False
+
+    def _match(self, text: str) -> None:
+        """Add text up to a stop string."""
+        if self._matcher is not None:
+            text, self._stop_reason = self._matcher.push(text)
+        self._text += text
+
+    def _fail(self, cause: Exception) -> None:
+        """The tokenizer, maybe a plugin's, has raised."""
+        logger.error("the tokenizer failed to decode for request %s", self._request_id, exc_info=cause)
+        self.error = RequestError(
+            "the tokenizer failed; the server's log says why",
+            status=500,
+            type="server_error",
+            code="detokenization_failed",
+            ksana_code=KsanaCode.RUNTIME_FAILED,
+        )

@@ -23,9 +23,10 @@ _JOIN_TIMEOUT_S = 60.0
 class StepLoop:
     """Builds the core on a thread of its own, then steps it there, and sleeps when there is nothing to do.
 
-    Loading and stepping share the thread for a reason: OpenMP keeps a team of workers for every thread that computes,
-    and as soon as there are more workers than processors, all of them sleep between operators instead of spinning. A
-    second team, idle as it is, costs a quarter of the decode rate on two cores.
+    Loading and computing share a thread for a reason (this one, or the core's compute thread): OpenMP keeps a team of
+    workers for every thread that computes, and as soon as there are more workers than processors, all of them sleep
+    between operators instead of spinning. A second team, idle as it is, costs a quarter of the decode rate on two
+    cores.
 
     Args:
         build: makes the engine's parts; called once, on the thread.
@@ -82,6 +83,8 @@ class StepLoop:
             # A plugin's SystemExit too: a thread that ends silently leaves everybody waiting.
             logger.critical("the engine loop has died", exc_info=True)
             consumer.die(EngineDeadError(f"the engine loop has died: {type(error).__name__}"))
+        finally:
+            core.close()
 
     def _work_off_inbox(self, core: EngineCore) -> bool:
         """Returns False when told to stop. Blocks only if there is nothing else to do."""

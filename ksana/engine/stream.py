@@ -45,15 +45,15 @@ class RequestStream:
         self._context = context
         self._abort = abort
         self._plugins = plugins
-        self._news = asyncio.Event()
-        self._pending = OutputDelta(self.request_id)
+        self._pending: OutputDelta | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._admitted: asyncio.Future[None] = self.loop.create_future()
         self._dead: EngineDeadError | None = None
         self._closed = False
         self._text = ""
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
-        self._arrival_time = request.arrival_time
+        self._early_stats = RequestStats(arrival_time=request.arrival_time)
 
     async def wait_until_admitted(self) -> None:
         """Returns once the engine has queued the request. Raises RequestError if it has refused it."""
@@ -78,12 +78,13 @@ class RequestStream:
         """The next output. Raises EngineDeadError if the engine has stopped without ending the request."""
         if self._closed:
             raise StopAsyncIteration
-        await self._news.wait()
-        self._news.clear()
+        if self._pending is None and self._dead is None:
+            await self._wait_for_news()
         if self._dead is not None:
             self._closed = True
             raise self._dead
-        delta, self._pending = self._pending, OutputDelta(self.request_id)
+        delta, self._pending = self._pending, None
+        assert delta is not None, "two consumers read one stream"
         output = self._to_output(delta)
         if output.finished:
             self._closed = True
@@ -114,23 +115,38 @@ class RequestStream:
             self._admitted.set_exception(error)
 
     def push(self, delta: OutputDelta) -> None:
-        """Merge news into what the consumer has not taken yet."""
+        """Take over ``delta``, merged into what the consumer has not taken yet."""
         pending = self._pending
-        pending.text += delta.text
-        pending.token_ids += delta.token_ids
-        pending.logprobs += delta.logprobs
-        pending.finish_reason = delta.finish_reason
-        pending.stop_reason = delta.stop_reason
-        pending.error = delta.error
-        pending.stats = delta.stats
-        self._news.set()
+        if pending is None:
+            self._pending = delta
+        else:
+            pending.text += delta.text
+            pending.token_ids += delta.token_ids
+            pending.logprobs += delta.logprobs
+            pending.finish_reason = delta.finish_reason
+            pending.stop_reason = delta.stop_reason
+            pending.error = delta.error
+            pending.stats = delta.stats
+        self._wake()
 
     def set_dead(self, error: EngineDeadError) -> None:
         """The engine has stopped without ending the request."""
         self._dead = error
         if not self._admitted.done():
             self._admitted.set_exception(error)
-        self._news.set()
+        self._wake()
+
+    async def _wait_for_news(self) -> None:
+        # A bare future: an asyncio.Event costs several times as much, and this happens once a token.
+        self._waiter = self.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _to_output(self, delta: OutputDelta) -> RequestOutput:
         self._text += delta.text
@@ -147,7 +163,7 @@ class RequestStream:
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
             error=delta.error,
-            stats=delta.stats or RequestStats(arrival_time=self._arrival_time),
+            stats=delta.stats or self._early_stats,
         )
 
     async def _run_postprocess(self, output: RequestOutput) -> None:

@@ -31,6 +31,9 @@ class KVCacheManager:
         config: number of blocks and the groups of layers.
         enable_prefix_caching: if False, nothing is ever findable.
         hash_seed: root of the block hashes, see :class:`BlockHasher`.
+
+    Attributes:
+        no_update: what :meth:`grow` returns when the block table stays as it is.
     """
 
     def __init__(self, config: KVCacheConfig, *, enable_prefix_caching: bool = True, hash_seed: str = "ksana") -> None:
@@ -43,7 +46,7 @@ class KVCacheManager:
         self._capacity: dict[str, int] = {}  # tokens that the request's blocks have room for
         self._forked: set[str] = set()  # requests whose last, partly filled block may be shared
         self._block_copies: list[tuple[int, int]] = []
-        self._no_update = BlockTableUpdate(0, tuple([] for _ in self._groups))
+        self.no_update = BlockTableUpdate(0, tuple([] for _ in self._groups))
 
     @property
     def num_free_blocks(self) -> int:
@@ -135,7 +138,7 @@ class KVCacheManager:
         """
         total = request.num_computed_tokens + num_new_tokens
         if total <= self._capacity[request.request_id] and request.request_id not in self._forked:
-            return self._no_update
+            return self.no_update
         return self._grow_tables(request, total)
 
     def commit(self, request: Request) -> None:

@@ -64,11 +64,15 @@ class Scheduler:
         self.max_chunk = min(
             config.split_fuse_token_num or config.max_num_batched_tokens, config.max_num_batched_tokens
         )
+        # Blocks behind a sliding window are given back once what came after them is known to be computed: with a step
+        # in flight, that is two chunks at a time.
+        self.max_uncommitted = self.max_chunk * (2 if config.enable_async else 1)
         key = SORT_KEYS[config.policy]
         self._waiting = RequestQueue(key)
         self._running = RequestQueue(key)
         self._removed_ids: list[str] = []
         self._num_arrived = 0
+        self._num_steps = 0
         self._clock = clock
         self._next_timeout_check = 0.0
 
@@ -99,7 +103,7 @@ class Scheduler:
         assert request.request_id not in self.requests, f"duplicate request id {request.request_id}"
         if len(self._waiting) >= self.config.max_waiting_queue_len:
             raise queue_full_error(self.config)
-        if self.kv.peak_blocks(request.max_total_tokens, self.max_chunk) > self.kv.pool.num_usable_blocks:
+        if self.kv.peak_blocks(request.max_total_tokens, self.max_uncommitted) > self.kv.pool.num_usable_blocks:
             raise RequestError(
                 f"prompt and output of up to {request.max_total_tokens} tokens can never fit the KV cache of "
                 f"{self.kv.pool.num_usable_blocks} blocks of {self.kv.block_size} tokens",
@@ -151,9 +155,15 @@ class Scheduler:
         return expired
 
     def schedule(self) -> SchedulerOutput:
-        """Plan the next step. Blocks are allocated; nothing else about the requests changes before the update."""
-        step = SchedulerOutput()
-        budget, preempted = self._schedule_running(step, self.config.max_num_batched_tokens)
+        """Plan the next step, at the earliest when all steps but the last one have been taken in.
+
+        Of the requests, only ``num_in_flight`` and their blocks change before the update. Blocks that a request gives
+        up are free at once, though a step in flight may still write there: steps are computed in order, so that the
+        next owner writes later, and nobody finds a block by content that was not committed.
+        """
+        step = SchedulerOutput(number=self._num_steps)
+        self._num_steps += 1
+        budget, preempted = self._schedule_running(step)
         if not preempted:
             # Whoever was preempted in this step must not come back in it, and nobody may overtake it.
             self._schedule_waiting(step, budget)
@@ -164,48 +174,71 @@ class Scheduler:
     def update_from_output(self, step: SchedulerOutput, output: ModelRunnerOutput) -> list[RequestUpdate]:
         """Take in what the worker has computed: advance, append tokens, end what is done.
 
+        What was computed ahead for a request that has ended meanwhile is dropped. One that was preempted meanwhile has
+        lost its blocks, but the token is as good as ever.
+
         Returns:
             One entry for each request that got tokens.
         """
         updates = []
-        sampled = output.sampled_token_ids
+        requests, sampled, logprobs = self.requests, output.sampled_token_ids, output.logprobs
         block_size = self.kv.block_size
+        running = RequestStatus.RUNNING
         for request_id, num_scheduled in step.num_scheduled_tokens.items():
-            request = self.requests.get(request_id)
+            request = requests.get(request_id)
             if request is None:
                 continue
-            before = request.num_computed_tokens
-            request.num_computed_tokens = computed = before + num_scheduled
-            if computed // block_size > before // block_size:
-                self.kv.commit(request)
+            if request.status is running:
+                before = request.num_computed_tokens
+                request.num_computed_tokens = computed = before + num_scheduled
+                request.num_in_flight -= num_scheduled
+                if computed // block_size > before // block_size:
+                    self.kv.commit(request)
             tokens = sampled.get(request_id)
             if tokens:
                 appended = self._append(request, tokens)
-                logprobs = output.logprobs.get(request_id, [])[: len(appended)]
-                updates.append(RequestUpdate(request, appended, logprobs))
+                entries = logprobs[request_id][: len(appended)] if request_id in logprobs else []
+                updates.append(RequestUpdate(request, appended, entries))
         return updates
 
-    def _schedule_running(self, step: SchedulerOutput, budget: int) -> tuple[int, bool]:
-        """Returns the budget left, and whether a request had to be preempted."""
+    def _schedule_running(self, step: SchedulerOutput) -> tuple[int, bool]:
+        """Returns the budget left for prompts, and whether a request had to be preempted."""
         preempted = False
-        index = 0
-        while index < len(self._running) and budget > 0:
-            request = self._running[index]
-            count = min(len(request.all_token_ids) - request.num_computed_tokens, self.max_chunk, budget)
-            update = self.kv.grow(request, count)
+        budget = prompt_budget = self.config.max_num_batched_tokens
+        mixed_budget = self.config.max_mixed_prefill_tokens or budget
+        counts, grow, max_chunk = step.num_scheduled_tokens, self.kv.grow, self.max_chunk
+        running, no_update = RequestStatus.RUNNING, self.kv.no_update
+        for request in list(self._running):
+            if budget == 0 or request.status is not running:  # the rest has been preempted
+                break
+            in_flight = request.num_in_flight
+            start = request.num_computed_tokens + in_flight
+            if start >= request.max_total_tokens - 1:
+                continue  # the step in flight samples its last token, which nobody needs to compute
+            # A request whose known tokens are all under way goes on with the one that is about to be sampled.
+            count = min(max(1, len(request.all_token_ids) - start), max_chunk, budget)
+            if count > 1:
+                count = min(count, prompt_budget)
+                if count == 0:
+                    continue
+            elif prompt_budget > mixed_budget:
+                prompt_budget = mixed_budget  # whoever decodes must not wait long for other people's prompts
+            update = grow(request, in_flight + count)
             while update is None:
                 preempted = True
                 victim = self._running.pop_last()
                 self._preempt(victim)
                 if victim is request:
-                    return budget, preempted
-                update = self.kv.grow(request, count)
-            if not update.is_empty:
+                    return 0, preempted
+                update = grow(request, in_flight + count)
+            if update is not no_update and not update.is_empty:
                 step.block_table_updates[request.request_id] = update
-            step.num_scheduled_tokens[request.request_id] = count
+            counts[request.request_id] = count
+            request.num_in_flight = in_flight + count
             budget -= count
-            index += 1
-        return budget, preempted
+            if count > 1:
+                prompt_budget -= count
+        return min(budget, prompt_budget), preempted
 
     def _schedule_waiting(self, step: SchedulerOutput, budget: int) -> None:
         """Admit from the front; the first that does not fit ends it, so that nobody starves."""
@@ -214,7 +247,7 @@ class Scheduler:
             hit = self.kv.find_prefix(request)
             count = min(request.num_tokens - hit.num_tokens, self.max_chunk, budget)
             # Each running request may want a block before this one ends: leave one for each.
-            if not self.kv.can_admit(request, hit, self.max_chunk, reserve=len(self._running)):
+            if not self.kv.can_admit(request, hit, self.max_uncommitted, reserve=len(self._running)):
                 return
             block_ids = self.kv.admit(request, hit, count)
             if block_ids is None:
@@ -226,7 +259,8 @@ class Scheduler:
                 request.first_scheduled_time = self._clock()
             request.status = RequestStatus.RUNNING
             request.num_computed_tokens = hit.num_tokens
-            step.new_requests.append(_describe(request, block_ids))
+            request.num_in_flight = count
+            step.new_requests.append(NewRequestData.of(request, block_ids))
             step.num_scheduled_tokens[request.request_id] = count
             budget -= count
 
@@ -234,7 +268,7 @@ class Scheduler:
         """Take a request's blocks; its tokens stay, and are computed again when it is back (the cache may help)."""
         self.kv.free(request)
         request.status = RequestStatus.PREEMPTED
-        request.num_computed_tokens = 0
+        request.num_computed_tokens = request.num_in_flight = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
         self._removed_ids.append(request.request_id)
@@ -242,13 +276,14 @@ class Scheduler:
 
     def _append(self, request: Request, tokens: list[int]) -> list[int]:
         """Append tokens up to the one that ends the request; returns those appended."""
+        all_token_ids = request.all_token_ids
         for position, token in enumerate(tokens, 1):
-            request.all_token_ids.append(token)
+            all_token_ids.append(token)
             if token in request.stop_token_ids:
                 request.stop_reason = None if token in request.eos_token_ids else token
                 self._finish(request, RequestStatus.FINISHED_STOPPED)
                 return tokens[:position]
-            if len(request.all_token_ids) >= request.max_total_tokens:
+            if len(all_token_ids) >= request.max_total_tokens:
                 self._finish(request, RequestStatus.FINISHED_LENGTH)
                 return tokens[:position]
         return tokens
@@ -262,15 +297,3 @@ class Scheduler:
         self.kv.free(request)
         request.status = status
         del self.requests[request.request_id]
-
-
-def _describe(request: Request, block_ids: tuple[list[int], ...]) -> NewRequestData:
-    return NewRequestData(
-        request_id=request.request_id,
-        token_ids=list(request.all_token_ids),
-        num_computed_tokens=request.num_computed_tokens,
-        block_ids=block_ids,
-        sampling=request.sampling,
-        seed=request.seed,
-        embeddings=request.embeddings,
-    )

@@ -6,7 +6,7 @@ its prompt would add. Only the bytes of an unfinished character are held back.
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from typing import Protocol
 
 from ksana.text.tokenizer import Tokenizer
@@ -16,8 +16,6 @@ _MAX_UTF8_TAIL = 3
 _MAX_HELD_TOKENS = 8
 _WINDOW_CONTEXT = 6
 _MAX_WINDOW = 32
-
-_new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class IncrementalDetokenizer(Protocol):
@@ -46,26 +44,37 @@ class ByteDetokenizer:
     prompt's broken tail belongs to the prompt and is not sent.
     """
 
+    __slots__ = ("_completes_prompt", "_skipped", "_strip_space", "_token_bytes", "_unfinished")
+
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: list[int], skip_special_tokens: bool) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._decoder = _new_utf8_decoder(errors="replace")
         tail = self._prompt_tail(prompt_token_ids)
         self._strip_space = tokenizer.strips_leading_space and not tail
-        self._decoder.decode(tail[-_MAX_UTF8_TAIL:])
-        self._completes_prompt = bool(self._decoder.getstate()[0])
+        tail = tail[-_MAX_UTF8_TAIL:]
+        self._unfinished = tail[utf_8_decode(tail, "replace")[1] :]
+        """Bytes of a character that lacks its end."""
+        self._completes_prompt = bool(self._unfinished)
 
     def push(self, token_ids: list[int]) -> str:
         """Text that has become certain."""
-        data = self._join(token_ids)
+        if len(token_ids) == 1:  # as in nearly every step
+            token_id = token_ids[0]
+            data = b"" if token_id in self._skipped else self._token_bytes(token_id) or b""
+        else:
+            data = self._join(token_ids)
         if self._strip_space and data:
             data = data.removeprefix(b" ")
             self._strip_space = False
-        return self._without_prompt(self._decoder.decode(data))
+        if self._unfinished:
+            data = self._unfinished + data
+        text, num_decoded = utf_8_decode(data, "replace")
+        self._unfinished = data[num_decoded:]
+        return self._without_prompt(text) if self._completes_prompt else text
 
     def finish(self) -> str:
         """The unfinished character, if there is one."""
-        return self._without_prompt(self._decoder.decode(b"", final=True))
+        return self._without_prompt(self._unfinished.decode("utf-8", "replace"))
 
     def _join(self, token_ids: list[int]) -> bytes:
         token_bytes, skipped = self._token_bytes, self._skipped

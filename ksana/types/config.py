@@ -23,6 +23,18 @@ class ModelOptions(ConfigPart):
     model: str = Field("", description="demo, a folder, a .gguf file or a hub name")
     tokenizer: str = Field("", description="folder of the tokenizer, if not the model's own")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field("auto", description="dtype of weights and cache")
+    quantization: Literal["none", "int8", "int4", "stored"] = Field(
+        "none",
+        description="weights in memory: none unpacks all to dtype; int8 and int4 round those of projections while they "
+        "are loaded, stored keeps those that a GGUF file holds quantised: less memory, and few requests decode faster",
+    )
+    quantization_group_size: int = Field(
+        64,
+        ge=32,
+        le=256,
+        multiple_of=32,
+        description="weights that share a scale under int8 and int4; fewer are more exact",
+    )
     served_model_name: str = Field("", description="name that clients use; default: the folder's or file's name")
     trust_remote_code: bool = Field(False, description="run ksana_plugin.py from the model's folder")
     plugin_thread_pool_size: int = Field(1, ge=1, le=32, description="threads for the model folder's plugin")
@@ -32,12 +44,16 @@ class SchedulerConfig(ConfigPart):
     """Limits of a step and of the queue."""
 
     max_num_batched_tokens: int = Field(1024, ge=1, description="token budget of one step")
+    max_mixed_prefill_tokens: int = Field(
+        128, ge=0, description="most prompt tokens of a step that also decodes; 0: no limit"
+    )
     max_num_seqs: int = Field(128, ge=1, description="most requests running at once")
     max_model_len: int = Field(0, ge=0, description="most tokens of prompt and output; 0: what the model allows")
     split_fuse_token_num: int = Field(0, ge=0, description="most prompt tokens of one request in a step; 0: no limit")
     max_waiting_queue_len: int = Field(1200, ge=1, description="requests that may wait; more are refused with 429")
     waiting_timeout_s: float = Field(600.0, gt=0, description="seconds a request may wait before it first runs")
     policy: Literal["fcfs", "priority"] = Field("fcfs", description="order of the waiting queue")
+    enable_async: bool = Field(False, description="schedule the next step while the present one computes")
 
 
 class CacheConfig(ConfigPart):
@@ -45,6 +61,9 @@ class CacheConfig(ConfigPart):
 
     block_size: int = Field(16, ge=1, le=1024, description="tokens per block")
     num_blocks: int = Field(0, ge=0, description="blocks in the pool; 0: from memory")
+    kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = Field(
+        "auto", description="dtype of keys and values; auto: the model's; fp8 takes a byte each"
+    )
     memory_fraction: float = Field(0.5, gt=0, le=1, description="share of the free memory to use for the cache")
     max_bytes: int = Field(4 * 2**30, ge=1, description="upper limit of the cache in bytes when sized from memory")
     enable_prefix_caching: bool = Field(True, description="reuse the blocks of equal prefixes")
@@ -56,7 +75,7 @@ class KernelConfig(ConfigPart):
     """The device."""
 
     backend: str = Field("auto", description="kernel backend; auto takes the best one that works")
-    threads: int = Field(0, ge=0, description="CPU threads; 0: what the machine or container grants")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0: what the machine or container grants")
 
 
 class ServerConfig(ConfigPart):
@@ -68,6 +87,12 @@ class ServerConfig(ConfigPart):
     access_log: bool = Field(True, description="log one line a request")
     max_body_bytes: int = Field(8 * 2**20, ge=1024, description="largest request body")
     shutdown_timeout_s: float = Field(30.0, ge=0, description="seconds that running requests get after SIGTERM")
+
+
+class TelemetryConfig(ConfigPart):
+    """What the engine tells about its work."""
+
+    trace: str = Field("", description="file for a trace of steps and requests, for ui.perfetto.dev; replaced")
 
 
 class PluginConfig(ConfigPart):
@@ -85,6 +110,7 @@ class KsanaConfig(ConfigPart):
     cache: CacheConfig = CacheConfig()
     kernel: KernelConfig = KernelConfig()
     server: ServerConfig = ServerConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     plugins: PluginConfig = PluginConfig()
     config_file: str = Field("", description="the YAML file that was read, if any; not itself a setting")
     plugin_options: dict[str, dict[str, object]] = Field(

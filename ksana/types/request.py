@@ -88,7 +88,9 @@ class Request:
     Attributes:
         request_id: unique over the life of the engine.
         all_token_ids: prompt and generated tokens.
-        num_computed_tokens: tokens whose keys and values are in the cache (or will be after the step in progress).
+        num_computed_tokens: tokens whose keys and values are known to be in the cache.
+        num_in_flight: tokens after those that scheduled steps, whose output is not there yet, compute. They may reach
+            beyond ``all_token_ids``: such a token is a placeholder for the one that an earlier step in flight samples.
         num_cached_tokens: of those, how many the first admission found in the prefix cache.
         stop_token_ids: tokens that end the sequence, the model's own included.
         max_total_tokens: prompt plus output never exceeds this.
@@ -111,6 +113,7 @@ class Request:
         "max_total_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_in_flight",
         "num_preemptions",
         "num_prompt_tokens",
         "priority",
@@ -153,6 +156,7 @@ class Request:
         self.arrival_order = 0  # set by the scheduler
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
+        self.num_in_flight = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.block_hashes: list[bytes] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ksana.types.output import TokenLogprobs
-from ksana.types.request import InputEmbedding
+from ksana.types.request import InputEmbedding, Request
 from ksana.types.sampling import SamplingParams
 
 BlockIds = tuple[list[int], ...]
@@ -37,6 +37,19 @@ class NewRequestData:
     seed: int
     embeddings: tuple[InputEmbedding, ...] = ()
 
+    @classmethod
+    def of(cls, request: Request, block_ids: BlockIds) -> NewRequestData:
+        """Describe ``request`` as it stands now."""
+        return cls(
+            request_id=request.request_id,
+            token_ids=list(request.all_token_ids),
+            num_computed_tokens=request.num_computed_tokens,
+            block_ids=block_ids,
+            sampling=request.sampling,
+            seed=request.seed,
+            embeddings=request.embeddings,
+        )
+
 
 @dataclass(slots=True)
 class SchedulerOutput:
@@ -48,6 +61,7 @@ class SchedulerOutput:
         block_table_updates: by request, only for running requests whose table has changed.
         removed_request_ids: rows to drop before the step: finished or preempted since the last one.
         block_copies: (source, destination) blocks to copy before anything is written (copy-on-write).
+        number: counts the steps of an engine.
     """
 
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
@@ -55,6 +69,12 @@ class SchedulerOutput:
     block_table_updates: dict[str, BlockTableUpdate] = field(default_factory=dict)
     removed_request_ids: list[str] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
+    number: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the worker has nothing to do."""
+        return not (self.num_scheduled_tokens or self.removed_request_ids or self.block_copies)
 
 
 @dataclass(slots=True)

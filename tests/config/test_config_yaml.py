@@ -25,6 +25,7 @@ setting:
     max_step_tokens: 256
     max_batch_size: 3
     split_fuse_token_num: 32
+    enable_async: true
     enable_auto_prefix_cache: false
     swapout_block_threshold: 1.0
     preempt_mode: 0
@@ -51,9 +52,11 @@ def test_a_file_of_the_original_engine_is_understood(tmp_path: Path) -> None:
         "max_waiting_queue_len": 7,
         "max_model_len": 100,
         "max_num_batched_tokens": 256,
+        "max_mixed_prefill_tokens": 128,
         "max_num_seqs": 3,
         "split_fuse_token_num": 32,
         "policy": "fcfs",
+        "enable_async": True,
     }
     assert (config.cache.block_size, config.cache.memory_fraction, config.cache.enable_prefix_caching) == (
         8,

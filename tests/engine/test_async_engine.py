@@ -24,7 +24,7 @@ Scenario = Callable[[AsyncEngine], Awaitable[None]]
 
 
 @pytest.fixture
-def run(tiny_path: Callable[..., Path]) -> Callable[..., None]:
+def run(tiny_path: Callable[..., Path], enable_async: bool) -> Callable[..., None]:
     """Run a coroutine against a fresh engine; at the end nothing may be running and no block may be missing."""
 
     def run(scenario: Scenario, *plugins: Any, leaves_clean: bool = True, **scheduler: Any) -> None:
@@ -33,7 +33,7 @@ def run(tiny_path: Callable[..., Path]) -> Callable[..., None]:
             manager.register(plugin)
         config = KsanaConfig(
             model=ModelOptions(model=str(tiny_path())),
-            scheduler=SchedulerConfig(**{"max_num_seqs": 4, **scheduler}),
+            scheduler=SchedulerConfig(**{"max_num_seqs": 4, "enable_async": enable_async, **scheduler}),
             cache=CacheConfig(num_blocks=100, check_integrity=True),
             kernel=KernelConfig(threads=1),
         )
@@ -170,11 +170,11 @@ class _Failing:
     """Stands between core and runner, as an executor of several ranks would, and loses a step when told to."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        core = engine._loop.core
-        self._inner = core._executor
+        pipeline = engine._loop.core._pipeline
+        self._inner = pipeline._executor
         self.fail_next = False
         self.num_resets = 0
-        core._executor = self
+        pipeline._executor = self
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         if self.fail_next:

@@ -74,6 +74,37 @@ def test_chunk_size_is_a_limit_for_each_request_not_for_the_step(make_bench: Mak
     bench.run()
 
 
+def test_prompts_get_little_of_a_step_that_decodes(make_bench: MakeBench) -> None:
+    """A long prompt would stop everybody's text for as long as it takes."""
+    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=4)
+    bench.add(3, max_tokens=20)
+    assert bench.step().num_scheduled_tokens == {"r0": 3}
+    bench.add(6, max_tokens=20)
+    bench.add(30, max_tokens=2)
+    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 4}
+    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 2, "r2": 2}
+    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 1, "r2": 4}
+    bench.run()
+
+
+def test_prompts_get_the_whole_step_while_nobody_decodes(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=4)
+    bench.add(60, max_tokens=2)
+    bench.add(30, max_tokens=2)
+    assert bench.step().num_scheduled_tokens == {"r0": 50}
+    assert bench.step().num_scheduled_tokens == {"r0": 10, "r1": 30}
+    bench.run()
+
+
+def test_limit_beside_decoding_can_be_lifted(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=0)
+    bench.add(3, max_tokens=20)
+    bench.step()
+    bench.add(40, max_tokens=2)
+    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 40}
+    bench.run()
+
+
 def test_no_more_requests_run_than_allowed(make_bench: MakeBench) -> None:
     bench = make_bench(max_num_seqs=2)
     for _ in range(3):
