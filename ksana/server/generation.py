@@ -45,7 +45,8 @@ class Generation:
         self._engine = engine
         self._drafts = drafts
         self._stack = AsyncExitStack()
-        self._outputs: AsyncIterator[Indexed] | None = None
+        self._only: AsyncIterator[RequestOutput] | None = None
+        self._merged: AsyncIterator[Indexed] | None = None
         self._first: Indexed | None = None
         self.streams: list[RequestStream] = []
 
@@ -61,7 +62,10 @@ class Generation:
         except BaseException:
             await self._stack.aclose()
             raise
-        self._outputs = self._read_one() if len(self.streams) == 1 else await self._read_all()
+        if len(self.streams) == 1:
+            self._only = aiter(self.streams[0])
+        else:
+            self._merged = self._read_all()
         return self
 
     async def __aexit__(
@@ -80,8 +84,11 @@ class Generation:
         if self._first is not None:
             first, self._first = self._first, None
             return first
-        assert self._outputs is not None, "enter the context first"
-        index, output = await self._outputs.__anext__()
+        if self._only is not None:
+            index, output = 0, await self._only.__anext__()
+        else:
+            assert self._merged is not None, "enter the context first"
+            index, output = await self._merged.__anext__()
         raise_if_failed(output)
         return index, output
 
@@ -98,11 +105,7 @@ class Generation:
         # Nothing can intervene between the two: a stream that exists is one that the exit will abort.
         return await self._stack.enter_async_context(await self._engine.submit(draft))
 
-    async def _read_one(self) -> AsyncIterator[Indexed]:
-        async for output in self.streams[0]:
-            yield 0, output
-
-    async def _read_all(self) -> AsyncIterator[Indexed]:
+    def _read_all(self) -> AsyncIterator[Indexed]:
         # Bounded, so that a slow client makes the streams merge their outputs instead of filling the queue.
         queue: asyncio.Queue[Indexed | Exception | None] = asyncio.Queue(maxsize=len(self.streams))
         pumps = [asyncio.create_task(_pump(index, stream, queue)) for index, stream in enumerate(self.streams)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -17,6 +19,9 @@ from ksana.server.middlewares import REQUEST_ID, client_has_left
 
 WRITE_TIMEOUT_S = 60.0
 """Seconds that a client may leave its full receive buffer unread before it is taken for dead."""
+
+_NEVER_WAITS_BYTES = 2**15
+"""A write that leaves no more than this in the transport's buffer returns at once: asyncio's limit is twice as high."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,10 @@ class Framing:
     error_body: Callable[[RequestError], dict[str, Any]]
     headers: Mapping[str, str] = field(default_factory=dict)
 
+    def encode(self, chunk: object) -> bytes:
+        """``chunk`` as it goes over the wire."""
+        return self.prefix + dump_json(chunk) + self.suffix
+
 
 SSE = Framing(
     content_type="text/event-stream; charset=utf-8",
@@ -49,6 +58,25 @@ SSE = Framing(
     headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
 )
 """Server-sent events as the OpenAI API uses them."""
+
+
+class TextTemplate:
+    """A chunk that is sent again and again with another text: all the rest of it is encoded once.
+
+    Args:
+        framing: of the stream.
+        make: the chunk for a text, in which that text stands in one place; called once, here.
+    """
+
+    __slots__ = ("_head", "_tail")
+
+    def __init__(self, framing: Framing, make: Callable[[str], object]) -> None:
+        placeholder = uuid.uuid4().hex
+        self._head, self._tail = framing.encode(make(placeholder)).split(dump_json(placeholder))
+
+    def encode(self, text: str) -> bytes:
+        """The same bytes as ``framing.encode(make(text))``."""
+        return self._head + dump_json(text) + self._tail
 
 
 class JsonStream:
@@ -77,27 +105,39 @@ class JsonStream:
 
     async def send(self, chunk: object) -> None:
         """Send one chunk; waits while the client's buffers are full."""
-        await self._write(self._framing.prefix + dump_json(chunk) + self._framing.suffix)
+        await self.send_encoded(self._framing.encode(chunk))
+
+    async def send_encoded(self, data: bytes) -> None:
+        """Send any number of chunks that the framing has encoded, in one write: each costs a call of the system."""
+        transport = self._request.transport
+        if transport is None:
+            raise ConnectionResetError("the client has left")
+        if transport.get_write_buffer_size() + len(data) <= _NEVER_WAITS_BYTES:
+            await self.response.write(data)
+            return
+        with self._deadline(transport):
+            await self.response.write(data)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
+        transport = self._request.transport
         if error is None:
-            if self._framing.terminator:
-                await self._write(self._framing.terminator)
+            end = self._framing.terminator
         elif isinstance(error, Exception) and not client_has_left(self._request):
-            await self.send(self._framing.error_body(as_request_error(error, self._request[REQUEST_ID])))
+            end = self._framing.encode(self._framing.error_body(as_request_error(error, self._request[REQUEST_ID])))
         else:
             return False
-        await self.response.write_eof()
-        return True
-
-    async def _write(self, data: bytes) -> None:
-        transport = self._request.transport
         if transport is None:
             raise ConnectionResetError("the client has left")
-        deadline = asyncio.get_running_loop().call_later(self._write_timeout_s, transport.abort)
+        with self._deadline(transport):
+            await self.response.write_eof(end)
+        return True
+
+    @contextmanager
+    def _deadline(self, transport: asyncio.Transport) -> Iterator[None]:
+        timer = asyncio.get_running_loop().call_later(self._write_timeout_s, transport.abort)
         try:
-            await self.response.write(data)
+            yield
         finally:
-            deadline.cancel()
+            timer.cancel()

@@ -200,3 +200,27 @@ def _is_ready(port: int) -> bool:
             return bool(response.status == 200)
     except OSError:
         return False
+
+
+def test_a_killed_server_leaves_a_trace_that_can_be_loaded(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    server = start("--port", "0", "--trace", str(path))
+    background = Background(server.url, 30_000)
+    background.started.wait()
+    while '"decode"' not in path.read_text():
+        time.sleep(0.01)
+    server.process.kill()
+    server.end()
+    background.join()
+    whole, _, last = path.read_text().rpartition(",\n")
+    try:
+        events = [*json.loads(whole + "]"), json.loads(last)]
+    except ValueError:  # the kill came between two pages of one write
+        events = json.loads(whole + "]")
+    assert {"schedule", "execute", "process", "queued", "prefill", "decode"} <= {event["name"] for event in events}
+
+
+def test_a_trace_that_cannot_be_written_is_one_line_and_exit_2(start: Start) -> None:
+    server = start("--port", "0", "--trace", "/dev/full", "--log-level", "error")
+    assert server.end() == 2
+    assert server.lines[:-1] == ["ksana-serve: error: --trace /dev/full: cannot be written: No space left on device\n"]

@@ -12,7 +12,7 @@ from ksana.server.generation import Generation
 from ksana.server.json_body import read_json
 from ksana.server.json_response import json_response
 from ksana.server.middlewares import REQUEST_ID
-from ksana.server.streaming import SSE, JsonStream
+from ksana.server.streaming import SSE, JsonStream, TextTemplate
 from ksana.server.unsupported import refuse_unsupported
 from ksana.types.output import RequestOutput
 from ksana.types.request import RequestDraft
@@ -75,25 +75,52 @@ class ChatCompletions:
         self, request: web.Request, generation: Generation, envelope: Envelope, usage: StreamUsage
     ) -> web.StreamResponse:
         await generation.wait_for_first()
+        chunks = _Chunks(envelope, usage)
         async with JsonStream(request, SSE) as stream:
-
-            async def send(delta: dict[str, Any], **more: Any) -> None:
-                choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-                await stream.send(envelope.wrap(_CHUNK, [choice], **usage.fields()))
-
-            role_sent = False
             async for _, output in generation:
                 usage.update(0, output)
-                if not role_sent:
-                    await send({"role": "assistant", "content": ""})
-                    role_sent = True
-                if output.text_delta:
-                    await send({"content": output.text_delta})
-                if output.finished:
-                    await send({}, finish_reason=finish_of(output.finish_reason), stop_reason=output.stop_reason)
-            if usage.at_end:
-                await stream.send(envelope.wrap(_CHUNK, [], usage=usage.total()))
+                if data := chunks.of(output):
+                    await stream.send_encoded(data)
         return stream.response
+
+
+class _Chunks:
+    """Encodes the outputs of one stream."""
+
+    def __init__(self, envelope: Envelope, usage: StreamUsage) -> None:
+        self._envelope = envelope
+        self._usage = usage
+        self._text: TextTemplate | None = None
+        self._role_sent = False
+
+    def of(self, output: RequestOutput) -> bytes:
+        """All chunks for one output: the role before the first text, the reason and the token counts after the last."""
+        data = b""
+        if not self._role_sent:
+            self._role_sent = True
+            data = self._encode({"role": "assistant", "content": ""})
+        if output.text_delta:
+            data += self._encode_text(output.text_delta)
+        if output.finished:
+            reason = finish_of(output.finish_reason)
+            data += self._encode({}, finish_reason=reason, stop_reason=output.stop_reason)
+            if self._usage.at_end:
+                data += SSE.encode(self._envelope.wrap(_CHUNK, [], usage=self._usage.total()))
+        return data
+
+    def _encode_text(self, text: str) -> bytes:
+        if self._usage.differs_by_chunk:
+            return self._encode({"content": text})
+        if self._text is None:
+            self._text = TextTemplate(SSE, lambda content: self._chunk({"content": content}))
+        return self._text.encode(text)
+
+    def _encode(self, delta: dict[str, Any], **more: Any) -> bytes:
+        return SSE.encode(self._chunk(delta, **more))
+
+    def _chunk(self, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+        return self._envelope.wrap(_CHUNK, [choice], **self._usage.fields())
 
 
 def _plain_message(index: int, message: Message) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from ksana.server.generation import Generation
 from ksana.server.json_body import read_json
 from ksana.server.json_response import json_response
 from ksana.server.middlewares import REQUEST_ID
-from ksana.server.streaming import SSE, JsonStream
+from ksana.server.streaming import SSE, JsonStream, TextTemplate
 from ksana.server.unsupported import refuse_unsupported
-from ksana.types.output import FinishReason
+from ksana.types.output import FinishReason, RequestOutput
 from ksana.types.request import RequestDraft
 from ksana_openai_api.models import check_model
 from ksana_openai_api.requests import CompletionRequest
@@ -118,15 +118,37 @@ async def _stream(
     request: web.Request, generation: Generation, envelope: Envelope, usage: StreamUsage
 ) -> web.StreamResponse:
     await generation.wait_for_first()
+    chunks = _Chunks(envelope, usage)
     async with JsonStream(request, SSE) as stream:
         async for index, output in generation:
             usage.update(index, output)
             if output.text_delta or output.finished:
-                choice = _choice(index, output.text_delta, output.finish_reason, output.stop_reason)
-                await stream.send(envelope.wrap(_KIND, [choice], **usage.fields()))
+                await stream.send_encoded(chunks.of(index, output))
         if usage.at_end:
             await stream.send(envelope.wrap(_KIND, [], usage=usage.total()))
     return stream.response
+
+
+class _Chunks:
+    """Encodes the outputs of one stream."""
+
+    def __init__(self, envelope: Envelope, usage: StreamUsage) -> None:
+        self._envelope = envelope
+        self._usage = usage
+        self._texts: dict[int, TextTemplate] = {}
+
+    def of(self, index: int, output: RequestOutput) -> bytes:
+        """The chunk for an output of choice ``index``."""
+        if output.finished or self._usage.differs_by_chunk:
+            return SSE.encode(self._chunk(_choice(index, output.text_delta, output.finish_reason, output.stop_reason)))
+        template = self._texts.get(index)
+        if template is None:
+            template = TextTemplate(SSE, lambda text: self._chunk(_choice(index, text, None, None)))
+            self._texts[index] = template
+        return template.encode(output.text_delta)
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return self._envelope.wrap(_KIND, [choice], **self._usage.fields())
 
 
 def _choice(index: int, text: str, finish_reason: FinishReason | None, stop_reason: str | int | None) -> dict[str, Any]:

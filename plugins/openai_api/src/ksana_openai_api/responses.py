@@ -56,6 +56,11 @@ class StreamUsage:
         self._always = self.at_end and bool(options and options.continuous_usage_stats)
         self._latest: dict[int, RequestOutput] = {}
 
+    @property
+    def differs_by_chunk(self) -> bool:
+        """True if :meth:`fields` has something else to say for every chunk."""
+        return self._always
+
     def update(self, index: int, output: RequestOutput) -> None:
         """Take note of the latest output of choice ``index``."""
         self._latest[index] = output
