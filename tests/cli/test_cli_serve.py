@@ -13,7 +13,7 @@ import pytest
 
 import ksana
 from ksana.cli.flags import full_parser, normalize, settings_from_flags
-from ksana.cli.serve import main
+from ksana.cli.serve import COMMAND, main
 from ksana.config.options import OptionRegistry
 from ksana.config.settings import core_fields
 
@@ -183,7 +183,7 @@ def test_spellings_of_the_original_engine_are_understood() -> None:
     ]
     options = OptionRegistry()
     argv = normalize(["--tokenizer_path", "t_k", "--access_log", "--trust_remote_code"])
-    settings = settings_from_flags(full_parser(options), argv, options)
+    settings = settings_from_flags(full_parser(options, COMMAND), argv, options)
     values = {path[1]: setting.value for path, setting in settings.items()}
     assert values == {"tokenizer": "t_k", "access_log": True, "trust_remote_code": True}
 

@@ -1,0 +1,1 @@
+"""``ksana-bench``: load for servers, and what they make of it."""
