@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import mmap
@@ -35,7 +36,6 @@ class CPUBackend(KernelBackend):
         super().__init__("cpu")
         self.threads = config.threads or machine.usable_cpus()
         torch.set_num_threads(torch_threads or self.threads)
-        self._prepacks = _can_prepack()
         logger.info("CPU backend: %d threads", self.threads)
 
     def available_memory(self) -> int:
@@ -52,7 +52,7 @@ class CPUBackend(KernelBackend):
         # In oneDNN's own layout, as compiled graphs use it: half the time of a plain product for a single row, less for
         # more rows, and never slower. Other dtypes gain nothing.
         weight = self._plain(weight)
-        if not self._prepacks or weight.dtype is not torch.bfloat16:
+        if weight.dtype is not torch.bfloat16 or not _can_prepack():
             return super().pack_linear(weight, bias)
         return Linear(None, bias, torch.ops.mkldnn._reorder_linear_weight(weight, None))
 
@@ -81,6 +81,7 @@ class CPUBackend(KernelBackend):
         return output
 
 
+@functools.cache
 def _can_prepack() -> bool:
     """True if this build of torch has oneDNN's prepacked product, and this processor bfloat16 for it."""
     ops = torch.ops.mkldnn
