@@ -160,8 +160,8 @@ class KernelBackend:
 
     def argmax(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """The likeliest token of each row, int64 [n], and whether all of the row is finite, bool [n]."""
-        # NaN or infinity anywhere shows in the sum.
-        finite = torch.isfinite(logits.sum(dim=-1))
+        # NaN or infinity anywhere shows in the sum, which float64 can hold however large the logits are.
+        finite = torch.isfinite(logits.sum(dim=-1, dtype=torch.float64))
         return logits.argmax(dim=-1).cpu().numpy(), finite.cpu().numpy()
 
     def top_k(self, logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:

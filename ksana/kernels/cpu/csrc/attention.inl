@@ -7,14 +7,17 @@
 constexpr int kTileKeys = kLanes;
 constexpr int kBlockTiles = 4;
 constexpr int kKeyBlock = kBlockTiles * kTileKeys;
-constexpr int kTileRows = 4;   // query rows (queries by heads that share a key head) in registers
+#if defined(KSANA_AVX512)
+constexpr int kTileRows = 6;  // query rows (queries by heads that share a key head) in registers
+#else
+constexpr int kTileRows = 4;
+#endif
 constexpr int kTaskRows = 32;  // those for which a task reads the keys once
 
 // Sixteen keys and values of one head, as they lie in the cache.
 template <class T>
 struct KeyTile {
   const T* keys;
-  int64_t key_stride;  // from one step over the inner dimension to the next
   const T* values;
 };
 
@@ -52,30 +55,42 @@ struct TileReader {
     T* keys = buffers + 2 * tile * size;
     T* values = keys + size;
     if (first >= end || first + kTileKeys <= oldest) {
-      __builtin_memset(keys, 0, 2 * size * sizeof(T));
-      return {keys, kTileKeys * width, values};
+      __builtin_memset(values, 0, size * sizeof(T));
+      if (in_place()) return {place(max64(oldest, min64(first, end - 1)) / kTileKeys * kTileKeys).keys, values};
+      __builtin_memset(keys, 0, size * sizeof(T));
+      return {keys, values};
     }
     if (!layout.in_tiles()) {
       gather(first, keys, values);
-      return {keys, kTileKeys * width, values};
+      return {keys, values};
     }
-    const int64_t block = table[first / layout.block_size], offset = first % layout.block_size;
     KeyTile<T> found;
-    if (dtype == kFloat8E4M3) {
-      found = decode<E4M3>(block, offset, keys, values);
-    } else if (dtype == kFloat8E5M2) {
-      found = decode<E5M2>(block, offset, keys, values);
+    if (in_place()) {
+      found = place(first);
     } else {
-      const T* data = static_cast<const T*>(cache);
-      found = {data + layout.keys(block, kv_head) + offset * width, layout.block_size * width,
-               data + layout.values(block, kv_head) + offset * layout.head_size};
+      const int64_t block = table[first / layout.block_size], offset = first % layout.block_size;
+      found = dtype == kFloat8E4M3 ? decode<E4M3>(block, offset, keys, values)
+                                   : decode<E5M2>(block, offset, keys, values);
     }
     // What lies behind the last key may be anything, and 0 times anything is not 0. As scores, such keys are masked.
     if (first + kTileKeys > end) found.values = without_tail(found.values, end - first, values);
     return found;
   }
 
+  // From one step over the inner dimension to the next in the keys of every tile that read() finds.
+  int64_t key_stride() const { return (in_place() ? layout.block_size : kTileKeys) * width; }
+
  private:
+  // Whether tiles are used where they lie in the cache.
+  bool in_place() const { return layout.in_tiles() && dtype != kFloat8E4M3 && dtype != kFloat8E5M2; }
+
+  KeyTile<T> place(int64_t first) const {
+    const int64_t block = table[first / layout.block_size], offset = first % layout.block_size;
+    const T* data = static_cast<const T*>(cache);
+    return {data + layout.keys(block, kv_head) + offset * width,
+            data + layout.values(block, kv_head) + offset * layout.head_size};
+  }
+
   // A copy of a tile's values in which those behind the first `count` keys are 0; may be in place.
   const T* without_tail(const T* from, int64_t count, T* to) const {
     const int64_t row = layout.head_size * width, whole = count / width;  // a row holds `width` neighbouring keys
@@ -97,7 +112,7 @@ struct TileReader {
         store(keys + i * run + j, from_float8<Format>(key + i * layout.block_size * width + j));
     const uint8_t* value = data + layout.values(block, kv_head) + offset * d;
     for (int64_t i = 0; i < kTileKeys * d; i += kLanes) store(values + i, from_float8<Format>(value + i));
-    return {keys, run, values};
+    return {keys, values};
   }
 
   float element(int64_t at) const {
@@ -134,58 +149,79 @@ struct SoftmaxState {
   float top = -__builtin_inff(), total = 0;
 };
 
-// scores[r][tile] = q[r] . keys
+// Query rows so that score() goes through them with one pointer: [head_size / width][Rows][width].
 template <class T, int Rows>
-inline void score(const T* const* q, const KeyTile<T>* tiles, int64_t head_size, vf (&scores)[Rows][kBlockTiles]) {
+inline void pack_queries(const T* const* rows, int64_t head_size, T* out) {
   constexpr int width = Inner<T>::width;
+  for (int64_t s = 0; s < head_size / width; ++s)
+    for (int r = 0; r < Rows; ++r, out += width) __builtin_memcpy(out, rows[r] + s * width, width * sizeof(T));
+}
+
+// scores[r][tile] = q[r] . keys; q: as pack_queries() leaves them
+template <class T, int Rows>
+inline void score(const T* q, const KeyTile<T>* tiles, int64_t key_stride, int64_t head_size,
+                  vf (&scores)[Rows][kBlockTiles]) {
+  constexpr int width = Inner<T>::width;
+  vf acc[Rows][kBlockTiles] = {};
+  const T* keys[kBlockTiles];
 #pragma GCC unroll 4
+  for (int t = 0; t < kBlockTiles; ++t) keys[t] = tiles[t].keys;
+  for (int64_t s = 0; s < head_size / width; ++s, q += Rows * width) {
+    vf k[kBlockTiles];
+#pragma GCC unroll 4
+    for (int t = 0; t < kBlockTiles; ++t) k[t] = Inner<T>::weights(keys[t] + s * key_stride);
+#pragma GCC unroll 6
+    for (int r = 0; r < Rows; ++r) {
+      const vf b = Inner<T>::broadcast(q + r * width);
+#pragma GCC unroll 4
+      for (int t = 0; t < kBlockTiles; ++t) acc[r][t] = Inner<T>::dot(acc[r][t], k[t], b);
+    }
+  }
+#pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-    for (int t = 0; t < kBlockTiles; ++t) scores[r][t] = vf{};
-  for (int64_t s = 0; s < head_size / width; ++s) {
-    vf keys[kBlockTiles];
+    for (int t = 0; t < kBlockTiles; ++t) scores[r][t] = acc[r][t];
+}
+
+// Scores to soft-capped ones, divided by the cap.
+inline void cap(vf (&scores)[kBlockTiles], float scale) {
 #pragma GCC unroll 4
-    for (int t = 0; t < kBlockTiles; ++t) keys[t] = Inner<T>::weights(tiles[t].keys + s * tiles[t].key_stride);
+  for (int t = 0; t < kBlockTiles; ++t) scores[t] = tanh(scores[t] * scale);
+}
+
+// Scores of keys outside [from, to) to -infinity.
+inline void hide(vf (&scores)[kBlockTiles], int64_t from, int64_t to) {
+  const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const vi low = vi{} + static_cast<int32_t>(max64(0, from)), high = vi{} + static_cast<int32_t>(min64(kKeyBlock, to));
 #pragma GCC unroll 4
-    for (int r = 0; r < Rows; ++r) {
-      const vf b = Inner<T>::broadcast(q[r] + s * width);
-#pragma GCC unroll 4
-      for (int t = 0; t < kBlockTiles; ++t) scores[r][t] = Inner<T>::dot(scores[r][t], keys[t], b);
-    }
+  for (int t = 0; t < kBlockTiles; ++t) {
+    const vi key = lane + t * kTileKeys;
+    scores[t] = key < low ? splat(-__builtin_inff()) : (key >= high ? splat(-__builtin_inff()) : scores[t]);
   }
 }
 
 // Scores of a row to weights, [kKeyBlock]; visible: the keys [from, to) of the block. Returns what the sums so far are
 // to be multiplied with. Works in powers of two: `scale` contains the logarithm of e.
 template <class T>
-inline float weigh(const vf* scores, const Layer& layer, int64_t from, int64_t to, SoftmaxState& state, T* weights) {
-  vf values[kBlockTiles];
+inline float weigh(vf (&scores)[kBlockTiles], const Layer& layer, int64_t from, int64_t to, SoftmaxState& state,
+                   T* weights) {
+  if (layer.soft_cap != 0) cap(scores, layer.scale / layer.soft_cap);
+  const float scale = (layer.soft_cap != 0 ? layer.soft_cap : layer.scale) * kLog2E;
 #pragma GCC unroll 4
-  for (int t = 0; t < kBlockTiles; ++t) {
-    values[t] = scores[t] * (layer.scale * kLog2E);
-    if (layer.soft_cap != 0) values[t] = layer.soft_cap * kLog2E * tanh(scores[t] * (layer.scale / layer.soft_cap));
-  }
-  if (from > 0 || to < kKeyBlock) {
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const vi low = vi{} + static_cast<int32_t>(max64(0, from)),
-             high = vi{} + static_cast<int32_t>(min64(kKeyBlock, to));
-#pragma GCC unroll 4
-    for (int t = 0; t < kBlockTiles; ++t) {
-      const vi key = lane + t * kTileKeys;
-      values[t] = key < low ? splat(-__builtin_inff()) : (key >= high ? splat(-__builtin_inff()) : values[t]);
-    }
-  }
-  const float best = max_lane(max(max(values[0], values[1]), max(values[2], values[3])));
-  const float top = best > state.top ? best : state.top;
-  const float shrink = top == state.top ? 1.0f : exp2(splat(state.top - top))[0];
+  for (int t = 0; t < kBlockTiles; ++t) scores[t] *= scale;
+  if (from > 0 || to < kKeyBlock) hide(scores, from, to);
+  const float best = max_lane(max(max(scores[0], scores[1]), max(scores[2], scores[3])));
+  const float before = state.top, top = best > before ? best : before;
   const float base = top == -__builtin_inff() ? 0 : top;  // nothing visible so far: all weights are 0
   vf mass = {};
 #pragma GCC unroll 4
   for (int t = 0; t < kBlockTiles; ++t) {
-    const vf p = exp2(values[t] - base);
+    const vf p = exp2(scores[t] - base);
     store(weights + t * kTileKeys, p);
     mass += p;
   }
+  // Without a branch, which nobody could predict; two infinities have no difference.
+  const float shrink = exp2(splat(top == before ? 0 : before - top))[0];
   state.top = top;
   state.total = state.total * shrink + sum(mass);
   return shrink;
@@ -196,39 +232,39 @@ template <class T, int Rows, int Vectors>
 inline void gather_values(const T (*weights)[kKeyBlock], const KeyTile<T>* tiles, int num_tiles, int64_t head_size,
                           int64_t first, const float* shrink, float* sums) {
   constexpr int width = Inner<T>::width;
-  vf acc[Rows][Vectors];
-#pragma GCC unroll 4
-  for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
-    for (int v = 0; v < Vectors; ++v) acc[r][v] = load(sums + r * head_size + first + v * kLanes) * shrink[r];
+  vf acc[Rows][Vectors] = {};
   for (int t = 0; t < num_tiles; ++t)
     for (int s = 0; s < kTileKeys / width; ++s) {
       vf values[Vectors];
 #pragma GCC unroll 4
       for (int v = 0; v < Vectors; ++v)
         values[v] = Inner<T>::weights(tiles[t].values + (s * head_size + first + v * kLanes) * width);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int r = 0; r < Rows; ++r) {
         const vf b = Inner<T>::broadcast(weights[r] + t * kTileKeys + s * width);
 #pragma GCC unroll 4
         for (int v = 0; v < Vectors; ++v) acc[r][v] = Inner<T>::dot(acc[r][v], values[v], b);
       }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < Vectors; ++v) store(sums + r * head_size + first + v * kLanes, acc[r][v]);
+    for (int v = 0; v < Vectors; ++v) {
+      float* at = sums + r * head_size + first + v * kLanes;
+      store(at, load(at) * shrink[r] + acc[r][v]);
+    }
 }
 
 // One block of keys for a few query rows. from, to: per row, as for weigh().
 template <class T, int Rows>
-inline void attend_block(const Layer& layer, const T* const* q, const KeyTile<T>* tiles, int num_tiles,
+inline void attend_block(const Layer& layer, const T* q, const KeyTile<T>* tiles, int64_t key_stride, int num_tiles,
                          const int64_t* from, const int64_t* to, SoftmaxState* states, float* sums) {
   const int64_t d = cdiv(layer.head_size, kLanes) * kLanes;
   vf scores[Rows][kBlockTiles];
-  score<T, Rows>(q, tiles, layer.head_size, scores);
+  score<T, Rows>(q, tiles, key_stride, layer.head_size, scores);
   alignas(64) T weights[Rows][kKeyBlock];
   float shrink[Rows];
+#pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) shrink[r] = weigh(scores[r], layer, from[r], to[r], states[r], weights[r]);
   int64_t i = 0;
   for (; i + 4 * kLanes <= d; i += 4 * kLanes) gather_values<T, Rows, 4>(weights, tiles, num_tiles, d, i, shrink, sums);
@@ -247,13 +283,15 @@ void attend(const Layer& layer, const Step& step, const AttentionTask& task, con
   const int64_t oldest = max64(0, position - window + 1);
 
   const CacheLayout layout(step.block_size, kv_heads, d, Inner<T>::width);
-  const int64_t padded_size = cdiv(d, kLanes) * kLanes, tile_size = kTileKeys * padded_size;
-  char* memory = static_cast<char*>(scratch_bytes(Scratch::kAttention, TileReader<T>::kBuffers * tile_size * sizeof(T) +
-                                                                           rows * padded_size * sizeof(float) +
-                                                                           rows * sizeof(SoftmaxState)));
+  const int64_t padded_size = cdiv(d, kLanes) * kLanes;
+  const int64_t buffer_bytes = TileReader<T>::kBuffers * kTileKeys * padded_size * sizeof(T);
+  const int64_t row_bytes = padded_size * sizeof(float) + sizeof(SoftmaxState) + sizeof(int64_t) + d * sizeof(T);
+  char* memory = static_cast<char*>(scratch_bytes(Scratch::kAttention, buffer_bytes + rows * row_bytes));
   T* buffers = reinterpret_cast<T*>(memory);
-  float* sums = reinterpret_cast<float*>(memory + TileReader<T>::kBuffers * tile_size * sizeof(T));
+  float* sums = reinterpret_cast<float*>(memory + buffer_bytes);
   SoftmaxState* states = reinterpret_cast<SoftmaxState*>(sums + rows * padded_size);
+  int64_t* ends = reinterpret_cast<int64_t*>(states + rows);  // of the keys that a row sees
+  T* queries = reinterpret_cast<T*>(ends + rows);
   __builtin_memset(sums, 0, rows * padded_size * sizeof(float));
   for (int64_t r = 0; r < rows; ++r) states[r] = SoftmaxState();
   const TileReader<T> reader{layout,
@@ -266,25 +304,34 @@ void attend(const Layer& layer, const Step& step, const AttentionTask& task, con
                              padded_size,
                              buffers};
 
+  const int64_t tile_rows = cdiv(rows, cdiv(rows, kTileRows));
+  const auto each_row_tile = [&](const auto& body) {
+    for (int64_t first = 0; first < rows; first += tile_rows)
+      with_rows<kTileRows>(static_cast<int>(min64(tile_rows, rows - first)), [&](auto n) { body(n, first); });
+  };
+  each_row_tile([&](auto n, int64_t first) {
+    const T* q[n.value];
+    for (int r = 0; r < n.value; ++r) {
+      const int64_t query = (first + r) / group, head = task.kv_head * group + (first + r) % group;
+      q[r] = qkv + (task.first + query) * row_size + head * d;
+      ends[first + r] = position + query + 1;
+    }
+    pack_queries<T, n.value>(q, d, queries + first * d);
+  });
   for (int64_t block = oldest / kKeyBlock * kKeyBlock; block < end; block += kKeyBlock) {
     KeyTile<T> tiles[kBlockTiles];
     for (int t = 0; t < kBlockTiles; ++t) tiles[t] = reader.read(block, t);
     const int num_tiles = static_cast<int>(min64(kBlockTiles, cdiv(end - block, kTileKeys)));
-    for (int64_t first = 0; first < rows; first += kTileRows) {
-      const int count = static_cast<int>(min64(kTileRows, rows - first));
-      const T* q[kTileRows];
-      int64_t from[kTileRows], to[kTileRows];
-      for (int r = 0; r < count; ++r) {
-        const int64_t query = (first + r) / group, head = task.kv_head * group + (first + r) % group;
-        q[r] = qkv + (task.first + query) * row_size + head * d;
-        to[r] = position + query + 1 - block;
+    each_row_tile([&](auto n, int64_t first) {
+      int64_t from[n.value], to[n.value];
+      for (int r = 0; r < n.value; ++r) {
+        to[r] = ends[first + r] - block;
         from[r] = to[r] - window;
       }
-      if (to[count - 1] <= 0 || from[0] >= kKeyBlock) continue;  // all of it lies ahead of, or behind, these queries
-      with_rows<kTileRows>(count, [&](auto n) {
-        attend_block<T, n.value>(layer, q, tiles, num_tiles, from, to, states + first, sums + first * padded_size);
-      });
-    }
+      if (to[n.value - 1] <= 0 || from[0] >= kKeyBlock) return;  // all of it lies ahead of, or behind, these queries
+      attend_block<T, n.value>(layer, queries + first * d, tiles, reader.key_stride(), num_tiles, from, to,
+                               states + first, sums + first * padded_size);
+    });
   }
   for (int64_t r = 0; r < rows; ++r) {
     T* to = out + ((task.first + r / group) * layer.num_heads + task.kv_head * group + r % group) * d;
@@ -297,9 +344,10 @@ void attend(const Layer& layer, const Step& step, const AttentionTask& task, con
 
 inline AttentionTask* add_tasks(AttentionTask* tasks, int64_t request, int64_t first, int64_t last, int64_t queries,
                                 int64_t kv_heads) {
+  const int64_t count = last - first, parts = cdiv(count, queries);
   for (int64_t head = 0; head < kv_heads; ++head)
-    for (int64_t query = first; query < last; query += queries)
-      *tasks++ = {request, query, min64(query + queries, last), head};
+    for (int64_t i = 0; i < parts; ++i)
+      *tasks++ = {request, first + count * i / parts, first + count * (i + 1) / parts, head};
   return tasks;
 }
 

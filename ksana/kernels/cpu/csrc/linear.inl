@@ -186,14 +186,20 @@ inline __attribute__((always_inline)) void put(const vf (&acc)[Rows][kPanelVecto
     for (int v = 0; v < kPanelVectors; ++v) store(out[r] + v * kLanes, acc[r][v]);
 }
 
+// Weights that a tile has fetched from memory while it computes: from `from` on, so many bytes a step.
+struct Ahead {
+  const char* from;
+  int64_t pace;
+};
+
 // A tile of a product with a plain panel.
 template <class T, int Rows>
-void plain_tile(const T* x, int64_t ldx, const T* panel, int64_t k, float (*out)[kPanel]) {
+void plain_tile(const T* x, int64_t ldx, const T* panel, int64_t k, const Ahead& ahead, float (*out)[kPanel]) {
   constexpr int width = Inner<T>::width;
   vf acc[Rows][kPanelVectors] = {};
-  accumulate<T, Rows>(acc, x, ldx, k / width, [panel](int64_t s, int v) __attribute__((always_inline)) {
+  accumulate<T, Rows>(acc, x, ldx, k / width, [panel, ahead](int64_t s, int v) __attribute__((always_inline)) {
     const T* w = panel + (s * kPanel + v * kLanes) * width;
-    __builtin_prefetch(reinterpret_cast<const char*>(w) + kPrefetch);
+    __builtin_prefetch(ahead.from + s * ahead.pace + v * kLanes * width * sizeof(T));
     return Inner<T>::weights(w);
   });
   if (k % width != 0) {  // the last of an odd number of features goes with a zero
@@ -291,8 +297,14 @@ inline void tiles_of_panel(const T* x, int64_t ldx, int64_t rows, int64_t panel,
   };
   if (linear.format == kPlain) {
     const T* weights = static_cast<const T*>(linear.packed) + panel * kPanel * padded<T>(k);
-    each_tile(
-        [&](auto n, const T* from, int64_t first) { plain_tile<T, n.value>(from, ldx, weights, k, out + first); });
+    // Of several tiles, only the first one would wait for memory: all of them together fetch the next panel, so that
+    // memory is at work all the time. A single one runs ahead of itself.
+    const int64_t bytes = kPanel * padded<T>(k) * sizeof(T), step = kPanel * Inner<T>::width * sizeof(T);
+    Ahead ahead{reinterpret_cast<const char*>(weights) + (num_tiles == 1 ? kPrefetch : bytes), cdiv(step, num_tiles)};
+    each_tile([&](auto n, const T* from, int64_t first) {
+      plain_tile<T, n.value>(from, ldx, weights, k, ahead, out + first);
+      ahead.from += bytes / num_tiles;
+    });
     return;
   }
   const auto quantised = [&](auto kind) {
