@@ -27,9 +27,11 @@ from ksana.models.locate import resolve_model
 from ksana.plugin.manager import KsanaPluginManager
 from ksana.plugin.model_dir import find_model_dir_plugin, register_model_dir_plugin
 from ksana.scheduling import Scheduler
+from ksana.scheduling.drafter import Drafter
+from ksana.scheduling.speculation import Speculator
 from ksana.text.chat_template import ChatTemplate
 from ksana.text.tokenizer import Tokenizer
-from ksana.types.config import KsanaConfig
+from ksana.types.config import KsanaConfig, SpeculationConfig
 from ksana.types.kv import KVCacheConfig
 from ksana.types.model import ModelConfig
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from ksana.kernels.base import KernelBackend
     from ksana.kernels.quantization import Weight
     from ksana.models.base import Model
+    from ksana.worker.logits_processor import LogitsProcessors
     from ksana.worker.model_runner import ModelRunner
 
     Weights = Iterable[tuple[str, Weight]]
@@ -92,6 +95,7 @@ def _assemble(
         raise UsageError(
             f"--max-model-len {wanted} is more than the {possible} tokens {model_config.name} was made for"
         )
+    speculator = _create_speculator(config.speculation, plugins)
     weights = _open_weights(path, model_config, plugins)
     tokenizer, chat_template = _create_text(path, model_config, config, plugins)
     from ksana.worker.cache_size import check_kv_cache_dtype, plan_kv_cache
@@ -107,7 +111,7 @@ def _assemble(
         most_useful_tokens=config.scheduler.max_num_seqs * max_model_len,
         available_memory=backend.available_memory,
     )
-    scheduler = _create_scheduler(config, kv_config)
+    scheduler = _create_scheduler(config, kv_config, speculator)
     max_model_len = _fit_to_cache(max_model_len, scheduler)
     runner = ModelRunner(
         model,
@@ -115,6 +119,7 @@ def _assemble(
         backend.allocate_kv_cache(kv_config),
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=max_model_len,
+        processors=_create_processors(model_config, tokenizer, plugins),
     )
     outputs = OutputProcessor(tokenizer)
     core = EngineCore(
@@ -154,8 +159,22 @@ def _create_text(
     tokenizer: Tokenizer | None = plugins.hook.ksana_create_tokenizer(model_path=source, config=model_config)
     if tokenizer is None:
         raise ModelLoadError(f"no plugin finds a tokenizer at {source}; name a folder that has one with --tokenizer")
+    if config.model.chat_template:
+        text = _template_text(config.model.chat_template)
+        return tokenizer, ChatTemplate(text, tokenizer.bos_token, tokenizer.eos_token)
     chat_template: ChatTemplate | None = plugins.hook.ksana_create_chat_template(model_path=source, config=model_config)
     return tokenizer, chat_template
+
+
+def _template_text(given: str) -> str:
+    """The operator's template, from its file if ``given`` is not the text itself."""
+    if "{{" in given or "{%" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise UsageError(f"--chat-template {given} cannot be read: {reason}") from None
 
 
 def _create_backend(config: KsanaConfig, plugins: KsanaPluginManager) -> KernelBackend:
@@ -188,10 +207,32 @@ def _load_model(
     return model
 
 
-def _create_scheduler(config: KsanaConfig, kv_config: KVCacheConfig) -> Scheduler:
+def _create_processors(
+    model_config: ModelConfig, tokenizer: Tokenizer, plugins: KsanaPluginManager
+) -> LogitsProcessors:
+    from ksana.worker.logits_processor import LogitsProcessors
+    from ksana.worker.processors.grammar import GrammarProcessor
+
+    contributed = plugins.hook.ksana_create_logits_processors(model_config=model_config, tokenizer=tokenizer)
+    # The plugin that was registered first is called last.
+    processors = [processor for own in reversed(contributed) for processor in own]
+    # A grammar comes last: nothing after it may lift its bans.
+    return LogitsProcessors([*processors, GrammarProcessor(model_config.vocab_size)])
+
+
+def _create_speculator(config: SpeculationConfig, plugins: KsanaPluginManager) -> Speculator | None:
+    if config.method == "none":
+        return None
+    drafter: Drafter | None = plugins.hook.ksana_create_drafter(config=config)
+    if drafter is None:
+        raise UsageError(f"no plugin has the method of --speculative {config.method}; built in are ngram and trie")
+    return Speculator(drafter, config)
+
+
+def _create_scheduler(config: KsanaConfig, kv_config: KVCacheConfig, speculator: Speculator | None) -> Scheduler:
     cache = config.cache
     kv = KVCacheManager(kv_config, enable_prefix_caching=cache.enable_prefix_caching, hash_seed=cache.prefix_hash_seed)
-    return Scheduler(config.scheduler, kv)
+    return Scheduler(config.scheduler, kv, speculator=speculator)
 
 
 def _fit_to_cache(max_model_len: int, scheduler: Scheduler) -> int:

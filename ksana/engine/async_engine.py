@@ -13,6 +13,7 @@ from ksana.engine.admission import Admission
 from ksana.engine.assembly import assemble
 from ksana.engine.context import ProcessingContext
 from ksana.engine.core import EngineCore
+from ksana.engine.grammars import GrammarCache
 from ksana.engine.keywords import configure
 from ksana.engine.output_processor import OutputDelta
 from ksana.engine.step_loop import StepLoop
@@ -22,10 +23,12 @@ from ksana.plugin.manager import KsanaPluginManager
 from ksana.plugin.maybe_await import call_in_order
 from ksana.scheduling import queue_full_error
 from ksana.text.chat_template import ChatTemplate
+from ksana.text.grammar import GrammarCompiler
 from ksana.text.tokenizer import Tokenizer
 from ksana.types.config import KsanaConfig
 from ksana.types.model import ModelConfig
 from ksana.types.request import Request, RequestDraft
+from ksana.types.stats import EngineSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +61,7 @@ class AsyncEngine:
         self.context = context
         self.plugin_manager = plugins
         self._admission = Admission(context)
+        self._grammars = GrammarCache(self._create_grammar_compiler, context.config.grammar)
         self._streams: dict[str, RequestStream] = {}
         self._entering: set[object] = set()  # one entry for each draft on its way to a stream
         self._dead: EngineDeadError | None = None
@@ -141,8 +145,20 @@ class AsyncEngine:
         """Free blocks of the KV cache, cached but unused ones included."""
         return self._loop.core.scheduler.kv.num_free_blocks
 
+    def snapshot(self) -> EngineSnapshot:
+        """What the engine holds now and has counted since its start. May be called on any thread; cheap."""
+        return self._loop.core.stats.snapshot()
+
     async def submit(self, draft: RequestDraft) -> RequestStream:
+        """Like :meth:`submit_all`, for a draft that asks for one sequence."""
+        [stream] = await self.submit_all(draft)
+        return stream
+
+    async def submit_all(self, draft: RequestDraft) -> list[RequestStream]:
         """Run the preprocess hooks, tokenise, validate, and queue.
+
+        Returns:
+            One stream for each sequence that the draft asks for, in order. Whoever leaves one aborts that one alone.
 
         Raises:
             RequestError: the request is refused, by a check, a plugin, or because the queue is full.
@@ -157,15 +173,17 @@ class AsyncEngine:
         ticket = object()
         self._entering.add(ticket)
         try:
-            stream = await self._enter(draft)
+            streams = await self._enter(draft)
         finally:
             self._entering.discard(ticket)
         try:
-            await stream.wait_until_admitted()
+            for stream in streams:
+                await stream.wait_until_admitted()
         except asyncio.CancelledError:
-            stream.abort()
+            for stream in streams:
+                stream.abort()
             raise
-        return stream
+        return streams
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is unfinished; False if that took longer than ``timeout_s`` seconds."""
@@ -199,23 +217,38 @@ class AsyncEngine:
     def _death(self) -> EngineDeadError:
         return self._dead or EngineDeadError("the engine has stopped")
 
-    async def _enter(self, draft: RequestDraft) -> RequestStream:
+    async def _enter(self, draft: RequestDraft) -> list[RequestStream]:
         """The way of a draft to the engine's thread."""
         await call_in_order(self.plugin_manager, "ksana_preprocess", draft=draft, context=self.context)
         request = await self._admit(draft)
-        stream = RequestStream(request, draft, self.context, self.plugin_manager, self._abort)
-        self._streams[request.request_id] = stream
-        self._loop.post(lambda core: self._add(core, request, stream))
-        # Not before: an engine that has ended by now may have missed the stream, one that ends later tells it.
+        if draft.sampling.grammar is not None:
+            request.set_grammar(await self._grammars.get(draft.sampling.grammar))
+        streams = [
+            RequestStream(sequence, draft, self.context, self.plugin_manager, self._abort)
+            for sequence in request.sequences
+        ]
+        for stream in streams:
+            self._streams[stream.request_id] = stream
+        self._loop.post(lambda core: self._add(core, request, streams))
+        # Not before: an engine that has ended by now may have missed the streams, one that ends later tells them.
         if not self.is_alive:
-            self._streams.pop(request.request_id, None)
-            stream.set_dead(self._death())
-        return stream
+            for stream in streams:
+                self._streams.pop(stream.request_id, None)
+                stream.set_dead(self._death())
+        return streams
 
     async def _admit(self, draft: RequestDraft) -> Request:
         if self._take_inline(_size_of(draft)):
             return self._admission.admit(draft)
         return await asyncio.to_thread(self._admission.admit, draft)
+
+    def _create_grammar_compiler(self) -> GrammarCompiler | None:
+        compiler: GrammarCompiler | None = self.plugin_manager.hook.ksana_create_grammar_compiler(
+            tokenizer=self.tokenizer,
+            vocab_size=self.model_config.vocab_size,
+            eos_token_ids=self.model_config.eos_token_ids,
+        )
+        return compiler
 
     def _take_inline(self, size: int) -> bool:
         """True if this turn of the event loop has time left for a prompt of ``size`` characters."""
@@ -234,7 +267,7 @@ class AsyncEngine:
 
     # -- on the step thread ------------------------------------------------------------------------------------
 
-    def _add(self, core: EngineCore, request: Request, stream: RequestStream) -> None:
+    def _add(self, core: EngineCore, request: Request, streams: list[RequestStream]) -> None:
         error = None
         try:
             core.add(request)
@@ -245,9 +278,10 @@ class AsyncEngine:
             error = RequestError(
                 "the request could not be started; the server's log says why", status=500, type="server_error"
             )
-        if error is not None:
-            self._streams.pop(request.request_id, None)
-        self._call(stream, stream.set_admitted, error)
+        for stream in streams:
+            if error is not None:
+                self._streams.pop(stream.request_id, None)
+            self._call(stream, stream.set_admitted, error)
 
     def _deliver(self, deltas: Iterable[OutputDelta]) -> None:
         """Hand news to the streams, one call for each event loop."""
@@ -266,6 +300,7 @@ class AsyncEngine:
 
     def _die(self, error: EngineDeadError) -> None:
         self._dead = error
+        self._grammars.close(error)
         streams, self._streams = self._streams, {}
         for stream in list(streams.values()):  # a submission on another thread may add one yet
             self._call(stream, stream.set_dead, error)
@@ -280,7 +315,7 @@ class AsyncEngine:
 
 def _size_of(draft: RequestDraft) -> int:
     """Characters to tokenise, or more than are ever tokenised inline."""
-    size = len(draft.prompt or "")
+    size = len(draft.prompt or "") + sum(2 * len(word) + _INLINE_OVERHEAD for word in draft.sampling.bad_words)
     for message in draft.messages or ():
         if size > _INLINE_CHARACTERS:
             break

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from ksana.engine.compute_thread import ComputeThread
 from ksana.engine.output_processor import OutputDelta, OutputProcessor
 from ksana.engine.pipeline import Executor, StepPipeline
+from ksana.engine.stats import EngineStats
 from ksana.engine.trace import NoTrace
 from ksana.errors import KsanaCode, RequestError
-from ksana.scheduling import RequestUpdate, Scheduler
+from ksana.scheduling import RequestUpdate, Scheduler, no_token_left_error
 from ksana.types.request import Request
 from ksana.types.step import SchedulerOutput
 
@@ -32,6 +34,9 @@ class EngineCore:
         check_integrity: verify the block tables whenever the last request has ended.
         compute_thread: where the executor computes; it was made there too. The core ends it.
         trace: hears of requests and steps.
+
+    Attributes:
+        stats: what has been counted so far.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class EngineCore:
         trace: NoTrace | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.stats = EngineStats(scheduler)
         self._outputs = outputs
         self._hook = hook
         self._check_integrity = check_integrity
@@ -57,14 +63,15 @@ class EngineCore:
         return len(self._pipeline) > 0 or self.scheduler.has_work()
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestError if there is no place for it."""
+        """Queue a request and those that wait for its prompt. Raises RequestError if there is no place for them."""
         self._outputs.add(request)
         try:
             self.scheduler.add_request(request)
         except RequestError:
             self._outputs.discard(request)
             raise
-        self._trace.request_added(request)
+        for sequence in request.sequences:
+            self._trace.request_added(sequence)
 
     def abort(self, request_id: str) -> list[OutputDelta]:
         """End a request; returns its last delta, or [] if it had ended already."""
@@ -80,10 +87,11 @@ class EngineCore:
             What is new about requests.
         """
         deltas = [self._finish(request) for request in self.scheduler.expire_waiting()]
-        started = self._trace.now()
+        started, started_s = self._trace.now(), time.monotonic()
         step = self.scheduler.schedule()
         if not step.is_empty:
             self._trace.step_scheduled(started, step, self.scheduler)
+            self.stats.step_scheduled(started_s, step)
             self._pipeline.submit(step)
         if self._pipeline.is_full or (step.is_empty and len(self._pipeline)):
             deltas += self._collect()
@@ -99,8 +107,10 @@ class EngineCore:
         started = self._trace.now()
         if isinstance(output, Exception):
             return self._fail_step(step, output)
-        deltas = self._fail_broken(output.broken_request_ids)
+        deltas = self._fail_broken(output.broken_request_ids) + self._fail_banned(output.banned_request_ids)
+        self._outputs.capture(output.captured)
         updates = self.scheduler.update_from_output(step, output)
+        self.stats.step_processed(step, output, updates, self._pipeline.compute_seconds)
         self._process(updates, deltas)
         if self._check_integrity and not self.scheduler.requests:
             self.scheduler.kv.check_integrity()
@@ -123,9 +133,13 @@ class EngineCore:
     def _finish(self, request: Request) -> OutputDelta:
         delta = self._outputs.finish(request)
         self._trace.request_finished(request, delta.finish_reason)
+        self.stats.request_finished(request, delta)
         try:
             self._hook.ksana_request_finished(
-                request_id=request.request_id, finish_reason=delta.finish_reason, stats=delta.stats
+                request_id=request.request_id,
+                finish_reason=delta.finish_reason,
+                stats=delta.stats,
+                trace_context=request.trace_context,
             )
         except Exception:
             logger.exception("a plugin's ksana_request_finished failed")
@@ -135,15 +149,23 @@ class EngineCore:
         """What the executor's rows hold is unknown now: everything that runs ends, the waiting go on."""
         logger.error("a step of %d requests failed", len(step.num_scheduled_tokens), exc_info=cause)
         self._pipeline.reset()
+        self.stats.step_failed()
         running = [r.request_id for r in self.scheduler.running()]
-        return self._fail_all(running, "the computation failed; the server's log says why")
+        return self._fail_all(running, _computation_error("the computation failed; the server's log says why"))
 
     def _fail_broken(self, request_ids: list[str]) -> list[OutputDelta]:
-        return self._fail_all(request_ids, "the model computed no finite numbers for this request")
+        error = _computation_error("the model computed no finite numbers for this request")
+        return self._fail_all(request_ids, error)
 
-    def _fail_all(self, request_ids: list[str], message: str) -> list[OutputDelta]:
-        error = RequestError(
-            message, status=500, type="server_error", code="computation_failed", ksana_code=KsanaCode.RUNTIME_FAILED
-        )
+    def _fail_banned(self, request_ids: list[str]) -> list[OutputDelta]:
+        return self._fail_all(request_ids, no_token_left_error())
+
+    def _fail_all(self, request_ids: list[str], error: RequestError) -> list[OutputDelta]:
         failed = [self.scheduler.fail(request_id, error) for request_id in request_ids]
         return [self._finish(request) for request in failed if request is not None]
+
+
+def _computation_error(message: str) -> RequestError:
+    return RequestError(
+        message, status=500, type="server_error", code="computation_failed", ksana_code=KsanaCode.RUNTIME_FAILED
+    )

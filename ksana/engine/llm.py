@@ -8,10 +8,15 @@ import sys
 import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, TypeVar, Union
 
+import numpy as np
+
 from ksana.engine.async_engine import AsyncEngine
+from ksana.engine.best_of import select_best
+from ksana.engine.embedding import Embedder
 from ksana.engine.keywords import configure
 from ksana.errors import EngineDeadError
 from ksana.types.output import RequestOutput
@@ -25,6 +30,7 @@ Prompt = Union[str, "list[int]"]
 _UNLIMITED_QUEUE: dict[tuple[str, ...], float] = {
     ("scheduler", "max_waiting_queue_len"): sys.maxsize,
     ("scheduler", "waiting_timeout_s"): threading.TIMEOUT_MAX,
+    ("grammar", "grammar_timeout_s"): threading.TIMEOUT_MAX,
 }
 """An offline batch has no clients to protect: it may be as long as memory allows."""
 
@@ -68,7 +74,7 @@ class LLM:
             progress: show a progress bar; default: if stderr is a terminal.
 
         Returns:
-            One output a prompt, in order.
+            One output a prompt, in order; ``n`` for each prompt, one after the other, if the sampling asks for more.
 
         Raises:
             RequestError: a prompt or a parameter is refused; nothing of the batch goes on.
@@ -95,6 +101,28 @@ class LLM:
             for messages, s in zip(batch, _spread(sampling, len(batch)), strict=True)
         ]
         return self._run(self._complete(drafts, progress))
+
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, progress: bool | None = None
+    ) -> np.ndarray:
+        """Vectors of unit length, whose inner products say how alike texts are to the model.
+
+        Args:
+            prompts, progress: as in :meth:`generate`.
+            dimensions: elements of a vector; default: the model's hidden size.
+
+        Returns:
+            float32 [number of prompts, dimensions].
+
+        Raises:
+            RequestError: a prompt is refused, or the model cannot do it.
+        """
+        embedder = Embedder(self.engine.model_config, dimensions)
+        outputs = self._run(self._complete([embedder.draft(prompt) for prompt in _as_batch(prompts)], progress))
+        vectors = np.empty((len(outputs), embedder.dimensions), dtype=np.float32)
+        for index, output in enumerate(outputs):
+            vectors[index] = embedder.vector(output)
+        return vectors
 
     def close(self) -> None:
         """Stop the engine. The memory of the model is free once this object is."""
@@ -123,21 +151,28 @@ class LLM:
         with Progress(console=console, disable=not show) as bar:
             task = bar.add_task("Generating", total=len(drafts))
 
-            async def complete(draft: RequestDraft) -> RequestOutput:
-                draft.final_only = True
-                async with await self.engine.submit(draft) as stream:
-                    output = await stream.result()
+            async def complete(draft: RequestDraft) -> list[RequestOutput]:
+                outputs = await self._finish(draft)
                 bar.advance(task)
-                if output.error is not None:
-                    raise output.error
-                return output
+                return outputs
 
             tasks = [asyncio.ensure_future(complete(draft)) for draft in drafts]
             try:
-                return list(await asyncio.gather(*tasks))
+                return [output for outputs in await asyncio.gather(*tasks) for output in outputs]
             finally:
                 for pending in tasks:
                     pending.cancel()
+
+    async def _finish(self, draft: RequestDraft) -> list[RequestOutput]:
+        """The last outputs of a draft's sequences."""
+        draft.final_only = True
+        async with AsyncExitStack() as stack:
+            streams = [await stack.enter_async_context(stream) for stream in await self.engine.submit_all(draft)]
+            outputs = [await stream.result() for stream in streams]
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
+        return select_best(outputs, draft.sampling)
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._loop.is_closed():

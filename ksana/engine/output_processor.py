@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ksana.engine.captured import CapturedPrompt
 from ksana.errors import KsanaCode, RequestError
 from ksana.text.detokenizer import IncrementalDetokenizer, create_detokenizer
 from ksana.text.stop_matcher import StopMatcher
 from ksana.text.tokenizer import Tokenizer
+from ksana.types.capture import CapturedPart
 from ksana.types.output import FinishReason, RequestStats, TokenLogprobs
 from ksana.types.request import FINISH_REASONS, Request, RequestStatus
 
@@ -28,8 +31,10 @@ class OutputDelta:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    score: float | None = None
     error: RequestError | None = None
     stats: RequestStats | None = None
+    captured: CapturedPrompt | None = None
 
 
 class OutputProcessor:
@@ -47,12 +52,22 @@ class OutputProcessor:
         return len(self.texts)
 
     def add(self, request: Request) -> None:
-        """Start a request."""
-        self.texts[request.request_id] = RequestText(request, self._tokenizer)
+        """Start a request, and those that wait for its prompt."""
+        captured = CapturedPrompt(request.captures) if request.captures else None
+        for sequence in request.sequences:
+            self.texts[sequence.request_id] = RequestText(sequence, self._tokenizer, captured)
 
     def discard(self, request: Request) -> None:
-        """Drop a request that did not start after all."""
-        del self.texts[request.request_id]
+        """Drop a request that did not start after all, and those that wait for its prompt."""
+        for sequence in request.sequences:
+            del self.texts[sequence.request_id]
+
+    def capture(self, parts: Mapping[str, Sequence[CapturedPart]]) -> None:
+        """Take in what a step has captured, by request id; some of them may have ended."""
+        for request_id, own in parts.items():
+            text = self.texts.get(request_id)
+            if text is not None and text.captured is not None:
+                text.captured.add(own)
 
     def finish(self, request: Request) -> OutputDelta:
         """The last delta of a request: flush what was held back, say why it ended. Drops its state."""
@@ -63,6 +78,7 @@ class OutputProcessor:
         stopped = isinstance(delta.stop_reason, str)
         delta.finish_reason = FinishReason.STOP if stopped else FINISH_REASONS[request.status]
         delta.stop_reason = delta.stop_reason if stopped else request.stop_reason
+        delta.score = request.score
         delta.error = request.error or text.error
         if delta.error is not None:
             delta.finish_reason = FinishReason.ERROR
@@ -78,21 +94,25 @@ class RequestText:
         "_first_token_time",
         "_logprobs",
         "_matcher",
+        "_min_tokens",
         "_num_output_tokens",
         "_request_id",
         "_stop_reason",
         "_text",
         "_token_ids",
+        "captured",
         "error",
     )
 
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, captured: CapturedPrompt | None = None) -> None:
         sampling = request.sampling
+        self.captured = captured
         self._request_id = request.request_id
         self._detokenizer: IncrementalDetokenizer = create_detokenizer(
             tokenizer, request.all_token_ids, sampling.skip_special_tokens
         )
         self._matcher = StopMatcher(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
+        self._min_tokens = sampling.min_tokens
         self._text = ""
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -102,11 +122,13 @@ class RequestText:
         self.error: RequestError | None = None
 
     def push(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs]) -> bool:
-        """Take in new tokens, at least one.
+        """Take in new tokens; none for a request that has ended without output.
 
         Returns:
             True if the caller shall end the request: a stop string has cut text and tokens, or the text failed.
         """
+        if not token_ids:
+            return False
         if self._first_token_time is None:
             self._first_token_time = time.monotonic()
         hidden = 0
@@ -141,6 +163,7 @@ class RequestText:
         """What has been added since the last call."""
         delta = OutputDelta(self._request_id, self._text, self._token_ids, self._logprobs)
         delta.stop_reason = self._stop_reason
+        delta.captured = self.captured
         self._text, self._token_ids, self._logprobs = "", [], []
         return delta
 
@@ -158,14 +181,18 @@ class RequestText:
         )
 
     def _push_until_stop(self, token_ids: list[int], logprobs: list[TokenLogprobs], num_visible: int) -> bool:
-        """Token by token, since those behind a stop string are dropped."""
+        """Token by token, since those behind a stop string are dropped. Before ``min_tokens`` there is none."""
         for position, token in enumerate(token_ids):
             self._token_ids.append(token)
             self._logprobs += logprobs[position : position + 1]
             self._num_output_tokens += 1
             if position < num_visible:
                 try:
-                    self._match(self._detokenizer.push([token]))
+                    text = self._detokenizer.push([token])
+                    if self._num_output_tokens < self._min_tokens:
+                        self._text += text
+                    else:
+                        self._match(text)
                 except Exception as error:
                     self._fail(error)
                     return True

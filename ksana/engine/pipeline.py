@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -35,12 +36,16 @@ class StepPipeline:
         executor: computes.
         thread: where it does so while the caller goes on; None for the caller's own thread, in :meth:`collect`.
         trace: hears of each computation.
+
+    Attributes:
+        compute_seconds: that all steps together took to compute.
     """
 
     def __init__(self, executor: Executor, thread: ComputeThread | None, trace: NoTrace) -> None:
         self._executor = executor
         self._thread = thread
         self._trace = trace
+        self.compute_seconds = 0.0
         self._depth = 2 if thread else 1
         self._pending: deque[tuple[SchedulerOutput, Callable[[], ModelRunnerOutput]]] = deque()
         self._broken = False
@@ -86,11 +91,12 @@ class StepPipeline:
         if self._broken:
             # What the rows hold is unknown: this step could write into blocks that others have cached.
             raise RuntimeError("not computed: the engine stops, or a step before this one has failed")
-        started = self._trace.now()
+        started, started_s = self._trace.now(), time.monotonic()
         try:
             output = self._executor.execute(step)
         except BaseException:
             self._broken = True
             raise
+        self.compute_seconds += time.monotonic() - started_s
         self._trace.step_executed(started, step)
         return output

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ksana.engine.context import ProcessingContext
 from ksana.engine.output_processor import OutputDelta
 from ksana.errors import EngineDeadError, RequestError
 from ksana.plugin.maybe_await import call_in_order
+from ksana.types.capture import CapturedRows
 from ksana.types.output import FinishReason, RequestOutput, RequestStats, TokenLogprobs
 from ksana.types.request import Request, RequestDraft
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     import pluggy
 
 logger = logging.getLogger(__name__)
+
+_BROKEN_OFF = (FinishReason.ABORT, FinishReason.ERROR)
+"""A request that ends so may not have computed its prompt."""
 
 
 class RequestStream:
@@ -53,6 +57,9 @@ class RequestStream:
         self._text = ""
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: list[TokenLogprobs | None] = []
+        self._captured: list[CapturedRows] = []
+        self._has_captured = False
         self._early_stats = RequestStats(arrival_time=request.arrival_time)
 
     async def wait_until_admitted(self) -> None:
@@ -125,8 +132,10 @@ class RequestStream:
             pending.logprobs += delta.logprobs
             pending.finish_reason = delta.finish_reason
             pending.stop_reason = delta.stop_reason
+            pending.score = delta.score
             pending.error = delta.error
             pending.stats = delta.stats
+            pending.captured = delta.captured
         self._wake()
 
     def set_dead(self, error: EngineDeadError) -> None:
@@ -152,6 +161,8 @@ class RequestStream:
         self._text += delta.text
         self._token_ids.extend(delta.token_ids)
         self._logprobs.extend(delta.logprobs)
+        if delta.captured is not None and not self._has_captured and delta.finish_reason not in _BROKEN_OFF:
+            self._take_captured(delta.captured.results())
         return RequestOutput(
             request_id=self.request_id,
             prompt_token_ids=self.prompt_token_ids,
@@ -160,11 +171,21 @@ class RequestStream:
             text=self._text,
             token_ids=self._token_ids,
             logprobs=self._logprobs,
+            prompt_logprobs=self._prompt_logprobs,
+            captured=self._captured,
             finish_reason=delta.finish_reason,
             stop_reason=delta.stop_reason,
+            score=delta.score,
             error=delta.error,
             stats=delta.stats or self._early_stats,
         )
+
+    def _take_captured(self, results: list[CapturedRows]) -> None:
+        """The prompt is computed, so all is there; what ``prompt_logprobs`` asks for comes last."""
+        self._has_captured = True
+        if self._draft.sampling.prompt_logprobs is not None:
+            self._prompt_logprobs = [None, *cast("list[TokenLogprobs]", results.pop())]
+        self._captured = results
 
     async def _run_postprocess(self, output: RequestOutput) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from ksana.markers import hookspec
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Middleware
 
     from ksana.engine.async_engine import AsyncEngine
+    from ksana.server.limits import RequestLimiter
     from ksana.types.config import KsanaConfig
+    from ksana.types.identity import Identity
 
 
 @hookspec
@@ -42,4 +44,38 @@ def ksana_middlewares(register: Callable[[Middleware], None], config: KsanaConfi
         @hookimpl
         def ksana_middlewares(register, config):
             register(my_middleware)
+    """
+
+
+@hookspec(firstresult=True)
+def ksana_authenticate(request: web.Request, config: KsanaConfig) -> Identity | Awaitable[Identity | None] | None:
+    """Say who sent ``request``, or return None if you do not know its credentials.
+
+    When: once per request, on the event loop, before its body is read. Firstresult. May be ``async def``, with a
+    deadline of its own. After all plugins the server's own API keys are tried; whom nobody knows is refused with 401,
+    also if there are no keys: a plugin with this hook closes the server. Public routes are answered without it. Raise
+    :class:`ksana.errors.RequestError` (401, 403) to refuse the request yourself.
+
+    Example::
+
+        @hookimpl
+        async def ksana_authenticate(request, config):
+            user = await my_directory.find(request.headers.get("Authorization", ""))
+            return Identity(user.name) if user else None
+    """
+
+
+@hookspec
+def ksana_create_rate_limiter(config: KsanaConfig) -> RequestLimiter | None:
+    """Make an object that says of every request whether it may begin, or return None.
+
+    When: once at start. Not firstresult: a request must pass the limiters of all plugins. The limiter's ``acquire`` and
+    ``release`` are called once per request that asks for work (GET, HEAD and OPTIONS do not), on the event loop, after
+    authentication and before the body is read; ``acquire`` raises :class:`ksana.errors.RequestError` to refuse.
+
+    Example::
+
+        @hookimpl
+        def ksana_create_rate_limiter(config):
+            return my_package.LimiterByIdentity(per_minute=60)
     """

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from ksana.config.options import OptionRegistry
     from ksana.engine.async_engine import AsyncEngine
+    from ksana.plugin.manager import KsanaPluginManager
     from ksana.types.config import KsanaConfig
 
 
@@ -44,10 +45,11 @@ def ksana_addoption(options: OptionRegistry) -> None:
 
 
 @hookspec
-def ksana_configure(config: KsanaConfig) -> None:
+def ksana_configure(config: KsanaConfig, pluginmanager: KsanaPluginManager) -> None:
     """Check your part of the finished configuration; raise :class:`ksana.errors.UsageError` if it cannot work.
 
-    When: once, before a model is loaded. Not firstresult. ``config`` is immutable.
+    When: once, before a model is loaded. Not firstresult. ``config`` is immutable. Further plugins that the
+    configuration names may be registered with ``pluginmanager``.
 
     Example::
 

@@ -11,12 +11,15 @@ if TYPE_CHECKING:
 
 
 @hookspec
-def ksana_request_finished(request_id: str, finish_reason: FinishReason, stats: RequestStats) -> None:
+def ksana_request_finished(
+    request_id: str, finish_reason: FinishReason, stats: RequestStats, trace_context: str
+) -> None:
     """A request has ended, for whatever reason.
 
     When: once per admitted request, on the engine's thread: return quickly. Not called for requests that a stopping
-    engine leaves unended. Not firstresult. Times in ``stats`` are seconds of ``time.monotonic``. An exception is
-    logged and ignored.
+    engine leaves unended. Not firstresult. Times in ``stats`` are seconds of ``time.monotonic``.
+    ``trace_context`` is the ``traceparent`` (W3C) that the request came with, or empty. An exception is logged and
+    ignored.
 
     Example::
 

@@ -24,6 +24,7 @@ class BlockPool:
         self.null_block = self.blocks[0]
         self._free = FreeBlockQueue(self.blocks[1:])
         self._cached: dict[BlockKey, KVCacheBlock] = {}
+        self._num_free_cached = 0
 
     @property
     def num_free_blocks(self) -> int:
@@ -39,6 +40,11 @@ class BlockPool:
     def num_cached_blocks(self) -> int:
         """Full blocks that can be found by content."""
         return len(self._cached)
+
+    @property
+    def num_free_cached_blocks(self) -> int:
+        """Those of them that nobody uses."""
+        return self._num_free_cached
 
     def find(self, key: BlockKey) -> KVCacheBlock | None:
         """The cached block of that content, in use or not."""
@@ -63,6 +69,7 @@ class BlockPool:
                 continue
             if block.ref_cnt == 0:
                 self._free.remove(block)
+                self._num_free_cached -= block.key is not None
             block.ref_cnt += 1
 
     def release(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -81,6 +88,7 @@ class BlockPool:
                     self._free.prepend(block)
                 else:
                     self._free.append(block)
+                    self._num_free_cached += 1
 
     def register(self, block: KVCacheBlock, key: BlockKey) -> None:
         """Make a full, committed block findable. The first block of a content keeps the entry."""
@@ -94,6 +102,7 @@ class BlockPool:
         for block in self._cached.values():
             block.key = None
         self._cached.clear()
+        self._num_free_cached = 0
         return count
 
     def check_integrity(self, ref_counts: dict[int, int]) -> None:
@@ -114,6 +123,8 @@ class BlockPool:
             assert (block.ref_cnt == 0) == (block.block_id in free), f"{block}: lost or in use while free"
             if block.key is not None:
                 assert self._cached.get(block.key) is block, f"{block}: has a key that the index does not know"
+        free_cached = sum(block.ref_cnt == 0 for block in self._cached.values())
+        assert self._num_free_cached == free_cached, f"{self._num_free_cached} for {free_cached} free cached blocks"
         for key, block in self._cached.items():
             assert block.key == key, f"{block}: the index knows it under another key"
 
@@ -121,3 +132,4 @@ class BlockPool:
         if block.key is not None:
             del self._cached[block.key]
             block.key = None
+            self._num_free_cached -= 1

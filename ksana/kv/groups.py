@@ -39,6 +39,10 @@ class BlockTables(ABC):
     def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
         """Most blocks a request of ``num_tokens`` tokens, computed ``max_chunk`` at a time, holds at any moment."""
 
+    @abstractmethod
+    def num_lasting_blocks(self, num_tokens: int) -> int:
+        """Full blocks of the first ``num_tokens`` tokens that are kept as long as the request is."""
+
     def num_blocks_to_allocate(self, request_id: str, num_tokens: int, hit: list[KVCacheBlock]) -> int:
         """Free blocks that adding ``hit`` and then growing the table to ``num_tokens`` would take.
 
@@ -83,16 +87,17 @@ class BlockTables(ABC):
                 self.pool.register(table[index], (block_hashes[index], self.group_id))
         self._num_registered[request_id] = max(num_full, self._num_registered[request_id])
 
-    def fork(self, parent_id: str, child_id: str) -> None:
-        """Give the child all of the parent's blocks, shared."""
-        self.pool.touch(self.tables[parent_id])
-        self.tables[child_id] = list(self.tables[parent_id])
-        self._num_registered[child_id] = self._num_registered[parent_id]
+    def fork(self, parent_id: str, child_id: str, num_blocks: int) -> None:
+        """Give the child the parent's first ``num_blocks`` blocks, shared."""
+        shared = self.tables[parent_id][:num_blocks]
+        self.pool.touch(shared)
+        self.tables[child_id] = shared
+        self._num_registered[child_id] = min(self._num_registered[parent_id], num_blocks)
 
     def is_shared(self, request_id: str, index: int) -> bool:
-        """True if another request uses block ``index`` too."""
+        """True if another request uses block ``index`` too, or may come to: it is found by content."""
         block = self.tables[request_id][index]
-        return block.ref_cnt > 1 and block is not self.pool.null_block
+        return (block.ref_cnt > 1 or block.key is not None) and block is not self.pool.null_block
 
     def unshare(self, request_id: str, index: int) -> tuple[int, int]:
         """Replace the shared block ``index`` by one of the request's own; returns (source, destination) to copy."""
@@ -125,6 +130,9 @@ class FullAttentionTables(BlockTables):
 
     def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
         return cdiv(num_tokens, self.block_size)
+
+    def num_lasting_blocks(self, num_tokens: int) -> int:
+        return num_tokens // self.block_size
 
 
 class SlidingWindowTables(BlockTables):
@@ -161,6 +169,9 @@ class SlidingWindowTables(BlockTables):
     def peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
         # A window and a chunk need not begin at a block's edge: one block more.
         return min(cdiv(num_tokens, self.block_size), cdiv(self.window - 1 + max_chunk, self.block_size) + 1)
+
+    def num_lasting_blocks(self, num_tokens: int) -> int:
+        return 0
 
 
 def create_block_tables(group_id: int, spec: KVCacheSpec, pool: BlockPool) -> BlockTables:

@@ -44,7 +44,7 @@ class KVCacheManager:
         self._hasher = BlockHasher(config.block_size, hash_seed)
         self._groups = [create_block_tables(i, group.spec, self.pool) for i, group in enumerate(config.groups)]
         self._capacity: dict[str, int] = {}  # tokens that the request's blocks have room for
-        self._forked: set[str] = set()  # requests whose last, partly filled block may be shared
+        self._forked: set[str] = set()  # requests whose last block may be shared
         self._block_copies: list[tuple[int, int]] = []
         self.no_update = BlockTableUpdate(0, tuple([] for _ in self._groups))
 
@@ -74,6 +74,18 @@ class KVCacheManager:
         chunk = min(max_chunk, num_tokens)
         return sum(group.peak_blocks(num_tokens, chunk) for group in self._groups)
 
+    def peak_blocks_of_beams(self, count: int, num_shared_tokens: int, num_tokens: int, max_chunk: int) -> int:
+        """Like :meth:`peak_blocks`, for ``count`` requests of that size together, which begin with the same tokens."""
+        chunk = min(max_chunk, num_tokens)
+        return sum(
+            count * group.peak_blocks(num_tokens, chunk) - (count - 1) * group.num_lasting_blocks(num_shared_tokens)
+            for group in self._groups
+        )
+
+    def max_new_blocks(self, num_new_tokens: int) -> int:
+        """Most blocks that :meth:`grow` takes for so many tokens: a copy of the last one a group, and new ones."""
+        return len(self._groups) * (1 + cdiv(num_new_tokens, self.block_size))
+
     def find_prefix(self, request: Request) -> PrefixHit:
         """The longest cached prefix of the request's tokens, at least one token left over to be computed.
 
@@ -83,7 +95,7 @@ class KVCacheManager:
         if not self.enable_prefix_caching:
             return PrefixHit(self._no_blocks(), 0)
         hashes = self._hasher.extend(request)
-        bound = (request.num_tokens - 1) // self.block_size
+        bound = min(request.num_tokens - 1, request.max_cached_tokens) // self.block_size
         while bound > 0:
             hits = []
             for group in self._groups:
@@ -96,13 +108,12 @@ class KVCacheManager:
             bound = len(hits[-1])
         return PrefixHit(self._no_blocks(), 0)
 
-    def can_admit(self, request: Request, hit: PrefixHit, max_chunk: int, reserve: int) -> bool:
-        """True if all known tokens of the request fit beside ``hit``, with ``reserve`` blocks left for the others.
+    def can_admit(self, hit: PrefixHit, needed: int, reserve: int) -> bool:
+        """True if a request of ``needed`` blocks, ``hit`` among them, leaves ``reserve`` blocks for the others.
 
         Blocks are allocated chunk by chunk, but a prefill that is started without room for its end would be preempted
         on the way.
         """
-        needed = self.peak_blocks(request.num_tokens, max_chunk)
         shared = sum(1 for blocks in hit.blocks for block in blocks if block.ref_cnt > 0)
         return needed - shared + reserve <= self.pool.num_free_blocks
 
@@ -157,16 +168,19 @@ class KVCacheManager:
         self._forked.discard(request.request_id)
         for group in self._groups:
             group.free(request.request_id)
+        if self._block_copies:  # a copy for nobody would spoil what the next owner of its block keeps there
+            self._block_copies = [pair for pair in self._block_copies if self.pool.blocks[pair[1]].ref_cnt > 0]
 
-    def fork(self, parent: Request, child: Request) -> BlockIds:
-        """Let ``child`` start with all of the parent's blocks, shared; returns its block table.
+    def fork(self, parent: Request, child: Request, num_tokens: int) -> BlockIds:
+        """Let ``child`` start with the parent's blocks of the first ``num_tokens`` tokens, shared; returns its table.
 
-        Whoever first writes into the shared, partly filled last block gets a copy of its own (copy-on-write): see
+        Whoever first writes into the shared last block gets a copy of its own (copy-on-write): see
         :meth:`take_block_copies`.
         """
+        num_blocks = cdiv(num_tokens, self.block_size)
         for group in self._groups:
-            group.fork(parent.request_id, child.request_id)
-        self._capacity[child.request_id] = self._capacity[parent.request_id]
+            group.fork(parent.request_id, child.request_id, num_blocks)
+        self._set_capacity(child.request_id, num_tokens)
         self._forked.update((parent.request_id, child.request_id))
         return self.block_ids(child.request_id)
 
@@ -199,8 +213,8 @@ class KVCacheManager:
         request_id = request.request_id
         first = len(self._groups[0].tables[request_id])
         shared: list[BlockTables] = []
-        if request_id in self._forked and request.num_computed_tokens % self.block_size > 0:
-            written = request.num_computed_tokens // self.block_size
+        written = request.num_computed_tokens // self.block_size
+        if request_id in self._forked and written < first:
             shared = [group for group in self._groups if group.is_shared(request_id, written)]
             first = written if shared else first
         for group in self._groups:

@@ -43,12 +43,16 @@ class Model(Protocol):
         ...
 
     def forward(self, inputs: ModelInputs, context: StepContext) -> torch.Tensor:
-        """Hidden states of ``inputs.output_rows`` after the final norm, [n, hidden_size].
+        """Hidden states of ``inputs.output_rows`` after the last layer, before the final norm: [n, hidden_size].
 
         Keys and values of all tokens go into the cache.
         """
         ...
 
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The norm between the last layer and the head, [n, hidden_size] -> [n, hidden_size]."""
+        ...
+
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden_size] -> float32 logits [n, vocab_size]."""
+        """Hidden states after the final norm, [n, hidden_size] -> float32 logits [n, vocab_size]."""
         ...

@@ -24,6 +24,9 @@ _END_TOKEN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192.0}
 """What Llama 3.1 to 3.3 were trained with. A GGUF file stores only the resulting table of factors."""
 
+_POOLINGS = {0: "last", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
+"""Names of ``pooling_type``; 0 leaves it open."""
+
 T = TypeVar("T", int, float)
 
 
@@ -86,6 +89,7 @@ class _Reader:
             sliding_windows=(None,) * num_layers,
             bos_token_id=self._file.get("tokenizer.ggml.bos_token_id", int),
             eos_token_ids=self._end_tokens(),
+            pooling=self._pooling(),
         )
 
     def _number(self, key: str, expected: type[T], default: T) -> T:
@@ -134,6 +138,10 @@ class _Reader:
     def _end_tokens(self) -> tuple[int, ...]:
         ids = (self._file.get(f"tokenizer.ggml.{key}", int) for key in _END_TOKEN_KEYS)
         return tuple(dict.fromkeys(i for i in ids if i is not None))
+
+    def _pooling(self) -> str:
+        kind = self._number("pooling_type", int, 0)
+        return _POOLINGS.get(kind, f"type {kind}")
 
     def _rope(self, head_size: int) -> tuple[RopeConfig, int]:
         theta = self._number("rope.freq_base", float, 10000.0)

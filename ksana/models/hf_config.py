@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from ksana.errors import ModelLoadError
+from ksana.models.hf_pooling import read_pooling
 from ksana.models.hf_rope import read_rope
+from ksana.models.json_file import read_json_object
 from ksana.types.model import ModelConfig
 
 CONFIG_FILE = "config.json"
@@ -151,7 +152,7 @@ def load_hf_config(folder: Path, dtype: str = "auto") -> ModelConfig:
         ModelLoadError: a file cannot be read, a field is missing or wrong, or the model is of an unsupported kind.
     """
     path = folder / CONFIG_FILE
-    raw = _read_json(path)
+    raw = read_json_object(path)
     architecture = _architecture(raw, path)
     fields = _validate(ARCHITECTURES[architecture], raw, path)
     if fields.quantization_config is not None:
@@ -183,21 +184,10 @@ def load_hf_config(folder: Path, dtype: str = "auto") -> ModelConfig:
         sliding_windows=_sliding_windows(fields, max_model_len, path),
         bos_token_id=next(iter(_token_ids(fields.bos_token_id)), None),
         eos_token_ids=_token_ids(generation.eos_token_id) or _token_ids(fields.eos_token_id),
+        pooling=read_pooling(folder),
         generation_defaults=defaults,
         **fields.projections(),
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelLoadError(f"{path}: no such file") from error
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ModelLoadError(f"{path}: must hold a JSON object, not {type(raw).__name__}")
-    return raw
 
 
 def _architecture(raw: dict[str, Any], path: Path) -> str:
@@ -223,7 +213,7 @@ def _validate(model: type[Fields], raw: dict[str, Any], path: Path) -> Fields:
 
 
 def _read_generation_config(path: Path) -> GenerationFields:
-    return _validate(GenerationFields, _read_json(path) if path.is_file() else {}, path)
+    return _validate(GenerationFields, read_json_object(path) if path.is_file() else {}, path)
 
 
 def _rope_settings(parameters: dict[str, Any] | None, scaling: dict[str, Any] | None) -> dict[str, Any] | None:

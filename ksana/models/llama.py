@@ -18,6 +18,7 @@ from ksana.types.model import ModelConfig
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
+_DECODER, _HEAD = "model.", "lm_head."
 _EMBEDDING = "model.embed_tokens.weight"
 _LAYER_BITS = {"int8": 8, "int4": 4}
 _HEAD_BITS = {"int8": 8, "int4": 8}
@@ -47,6 +48,8 @@ class LlamaModel:
         self._rotary = RotaryTables(*compute_inv_freq(config.rope, config.head_size, config.max_model_len), self._dtype)
 
     def load_weight(self, name: str, weight: Weight) -> bool:
+        if not name.startswith((_DECODER, _HEAD)):
+            name = _DECODER + name  # files of embedding models hold the decoder alone
         found = self._parameters.fill(name, weight)
         if name == _EMBEDDING and self.config.tie_word_embeddings:
             head = self._convert_head(weight)
@@ -78,7 +81,9 @@ class LlamaModel:
         hidden = self._backend.embed(inputs.token_ids, self._embedding)
         for start, rows in inputs.embedding_rows:
             hidden[start : start + len(rows)] = rows
-        hidden = self._backend.decoder_layers(hidden, self._layers, context, inputs.output_rows)
+        return self._backend.decoder_layers(hidden, self._layers, context, inputs.output_rows)
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._backend.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

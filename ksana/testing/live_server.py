@@ -13,6 +13,7 @@ from aiohttp import web
 from ksana.plugin.manager import KsanaPluginManager
 from ksana.server.app import create_app, create_runner
 from ksana.server.lifecycle import Lifecycle
+from ksana.testing.scripted_engine import ScriptedEngine
 from ksana.types.config import KsanaConfig
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def live_server(
     lifecycle: Lifecycle | None = None,
 ) -> Iterator[str]:
     """Serve ``engine`` with the routes of ``plugins`` and yield the base URL."""
-    manager = KsanaPluginManager()
+    manager = engine.plugin_manager if isinstance(engine, ScriptedEngine) else KsanaPluginManager()
     for plugin in plugins:
         manager.register(plugin)
     app = create_app(engine, config or KsanaConfig(), manager, lifecycle)

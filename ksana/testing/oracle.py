@@ -62,3 +62,27 @@ class TransformersOracle:
             pad_token_id=0,
         )
         return [int(token) for token in output[0, len(prompt) :]]
+
+    def beam_search(self, prompt: list[int], num_beams: int, **options: Any) -> list[tuple[list[int], float]]:
+        """Tokens and score of every beam, the best first, as transformers' own search finds them.
+
+        Args:
+            options: further ones of ``generate``; end-of-sequence tokens are those of ``eos_token_id`` alone.
+        """
+        import torch
+
+        ids = torch.tensor([prompt])
+        found = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            num_beams=num_beams,
+            num_return_sequences=num_beams,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **{"eos_token_id": None, **options},
+        )
+        ends = (len(prompt) + (found.beam_indices >= 0).sum(-1)).tolist()
+        tokens = [row[len(prompt) : end].tolist() for row, end in zip(found.sequences, ends, strict=True)]
+        return list(zip(tokens, found.sequences_scores.tolist(), strict=True))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ksana.types.kv import FullAttentionSpec, KVCacheConfig, KVCacheGroup, KVCacheSpec, SlidingWindowSpec
-from ksana.types.step import BlockTableUpdate, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from ksana.types.step import BeamCandidates, BlockTableUpdate, ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 _MASK = 2**64 - 1
 
@@ -36,6 +36,11 @@ def prefix_digests(tokens: Sequence[int], salt: int = 0) -> list[int]:
         state = hash((state, token)) & _MASK
         digests.append(state)
     return digests
+
+
+def beam_scores(digest: int, vocab_size: int) -> list[float]:
+    """For each token something like its log probability, behind the prefix that ``digest`` stands for."""
+    return [-1.0 - hash((digest, token)) % 7919 / 2000 for token in range(vocab_size)]
 
 
 class PagedMemory:
@@ -105,6 +110,7 @@ class _Row:
     num_computed: int
     tables: tuple[list[int], ...]
     salt: int
+    num_candidates: int
 
 
 class PagedMemoryExecutor:
@@ -133,21 +139,38 @@ class PagedMemoryExecutor:
         self._apply_changes(step)
         spans = {}
         for request_id, count in step.num_scheduled_tokens.items():
-            row = self._rows[request_id]
+            row, drafts = self._rows[request_id], step.draft_token_ids.get(request_id, [])
             start, row.num_computed = row.num_computed, row.num_computed + count
             assert count > 0, f"{request_id}: no token to compute"
-            assert row.num_computed <= len(row.tokens), f"{request_id}: more tokens scheduled than there are"
-            spans[request_id] = (row, prefix_digests(row.tokens, row.salt), start)
-        for row, digests, start in spans.values():
+            last = len(row.tokens) + len(drafts)
+            assert row.num_computed <= last, f"{request_id}: more tokens scheduled than there are"
+            assert not drafts or row.num_computed == last, f"{request_id}: drafts without what they follow"
+            spans[request_id] = (row, prefix_digests([*row.tokens, *drafts], row.salt), start, drafts)
+        for row, digests, start, _ in spans.values():
             self._memory.write(row.tables, digests, start, row.num_computed)
         output = ModelRunnerOutput()
-        for request_id, (row, digests, start) in spans.items():
+        for request_id, (row, digests, start, drafts) in spans.items():
             self._memory.check(row.tables, digests, start, row.num_computed)
-            if row.num_computed == len(row.tokens):
-                token = digests[-1] % self._vocab_size
-                row.tokens.append(token)
-                output.sampled_token_ids[request_id] = [token]
+            if row.num_computed == len(digests) and row.num_candidates:
+                output.candidates[request_id] = self._rank(row, digests[-1])
+            elif row.num_computed == len(digests):
+                output.sampled_token_ids[request_id] = self._sample(row, digests, drafts)
         return output
+
+    def _sample(self, row: _Row, digests: list[int], drafts: list[int]) -> list[int]:
+        """Append the drafts that are right, and one token more."""
+        drawn = [digest % self._vocab_size for digest in digests[len(row.tokens) - 1 :]]
+        wrong = (place for place, draft in enumerate(drafts) if draft != drawn[place])
+        tokens = drawn[: next(wrong, len(drafts)) + 1]
+        row.tokens += tokens
+        row.num_computed = len(row.tokens) - 1
+        return tokens
+
+    def _rank(self, row: _Row, digest: int) -> BeamCandidates:
+        """The likeliest tokens behind a beam."""
+        scores = beam_scores(digest, self._vocab_size)
+        best = sorted(range(self._vocab_size), key=lambda token: -scores[token])[: row.num_candidates]
+        return BeamCandidates(best, [scores[token] for token in best])
 
     def reset(self) -> None:
         """Forget all rows."""
@@ -159,6 +182,10 @@ class PagedMemoryExecutor:
         for request in step.new_requests:
             assert request.request_id not in self._rows, f"{request.request_id} was added twice"
             self._rows[request.request_id] = _new_row(request)
+        for request_id, tokens in step.chosen_token_ids.items():
+            self._rows[request_id].tokens += tokens
+        for request in step.new_beams:
+            self._rows[request.request_id] = _new_row(request)
         for request_id, update in step.block_table_updates.items():
             apply_table_update(self._rows[request_id].tables, update)
         self._memory.copy(step.block_copies)
@@ -167,4 +194,6 @@ class PagedMemoryExecutor:
 def _new_row(request: NewRequestData) -> _Row:
     tables = tuple(list(block_ids) for block_ids in request.block_ids)
     salt = hash(tuple((e.position, e.rows.tobytes()) for e in request.embeddings)) if request.embeddings else 0
-    return _Row(list(request.token_ids), request.num_computed_tokens, tables, salt)
+    num_beams = request.sampling.num_beams
+    num_candidates = num_beams + len(request.stop_token_ids) if num_beams > 1 else 0
+    return _Row(list(request.token_ids), request.num_computed_tokens, tables, salt, num_candidates)

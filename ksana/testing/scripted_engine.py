@@ -13,14 +13,40 @@ from dataclasses import replace
 from types import TracebackType
 
 from ksana.errors import EngineDeadError, RequestError
+from ksana.plugin.manager import KsanaPluginManager
 from ksana.text.chat_template import ChatTemplate
 from ksana.types.config import KsanaConfig
 from ksana.types.model import ModelConfig, RopeConfig
-from ksana.types.output import FinishReason, RequestOutput, RequestStats
+from ksana.types.output import FinishReason, RequestOutput, RequestStats, TokenLogprobs
 from ksana.types.request import RequestDraft
+from ksana.types.sampling import SamplingParams
+from ksana.types.stats import EngineSnapshot
 
 _TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 _POLL_S = 0.002
+
+
+class ByteTokenizer:
+    """A :class:`ksana.text.tokenizer.Tokenizer` whose tokens are the bytes of UTF-8."""
+
+    vocab_size = 256
+    bos_token_id = eos_token_id = None
+    bos_token = eos_token = ""
+    special_token_ids: frozenset[int] = frozenset()
+    is_byte_exact = True
+    strips_leading_space = False
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The bytes of ``text``."""
+        return list(text.encode())
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """The text of those bytes."""
+        return bytes(i for i in ids if 0 <= i < self.vocab_size).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One byte; none for an unknown id."""
+        return bytes([token_id]) if 0 <= token_id < self.vocab_size else b""
 
 
 class ScriptedEngine:
@@ -48,23 +74,37 @@ class ScriptedEngine:
         self.served_model_name = "scripted"
         self.model_config = _model_config(max_model_len)
         self.chat_template = ChatTemplate(_TEMPLATE)
+        self.tokenizer = ByteTokenizer()
+        self.plugin_manager = KsanaPluginManager()
         self.drafts: list[RequestDraft] = []
         self.aborted: list[str] = []
         self.running: dict[str, ScriptedStream] = {}
         self._ids = itertools.count()
 
     async def submit(self, draft: RequestDraft) -> ScriptedStream:
-        """Check the draft as a real engine does, and start it."""
+        """Like :meth:`submit_all`, for one sequence."""
+        [stream] = await self.submit_all(draft)
+        return stream
+
+    async def submit_all(self, draft: RequestDraft) -> list[ScriptedStream]:
+        """Check the draft as a real engine does, and start its sequences."""
         self.drafts.append(draft)
         if not self.is_alive:
             raise EngineDeadError("the scripted engine is dead")
-        stream = ScriptedStream(self, f"r{next(self._ids)}", self._prompt_token_ids(draft), draft.sampling.max_tokens)
+        return [self._start(draft) for _ in range(draft.sampling.num_sequences)]
+
+    def _start(self, draft: RequestDraft) -> ScriptedStream:
+        stream = ScriptedStream(self, f"r{next(self._ids)}", self._prompt_token_ids(draft), draft.sampling)
         self.running[stream.request_id] = stream
         return stream
 
     def num_unfinished(self) -> int:
         """Requests that have not ended."""
         return len(self.running)
+
+    def snapshot(self) -> EngineSnapshot:
+        """An engine that has counted nothing but the requests at hand."""
+        return EngineSnapshot(num_running=len(self.running))
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until nothing runs."""
@@ -106,13 +146,13 @@ class ScriptedStream:
     """One request; its answer is made while it is read."""
 
     def __init__(
-        self, engine: ScriptedEngine, request_id: str, prompt_token_ids: list[int], max_tokens: int | None
+        self, engine: ScriptedEngine, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self.told_to_abort = False
         self._engine = engine
-        self._max_tokens = max_tokens
+        self._sampling = sampling
         self._output = RequestOutput(
             request_id, prompt_token_ids, stats=RequestStats(num_prompt_tokens=len(prompt_token_ids))
         )
@@ -139,7 +179,8 @@ class ScriptedStream:
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
         tokens = list(self._engine.answer.encode())
-        limit = len(tokens) if self._max_tokens is None else min(self._max_tokens, len(tokens))
+        max_tokens = self._sampling.max_tokens
+        limit = len(tokens) if max_tokens is None else min(max_tokens, len(tokens))
         reason = FinishReason.STOP if limit == len(tokens) else FinishReason.LENGTH
         for number, token in enumerate(tokens[:limit]):
             if await self._wait() is FinishReason.ABORT:
@@ -170,8 +211,17 @@ class ScriptedStream:
             text_delta=chr(token),
             token_ids=[*done.token_ids, token],
             text=done.text + chr(token),
+            logprobs=[*done.logprobs, *self._logprobs(token)],
         )
         return self._output
+
+    def _logprobs(self, token: int) -> list[TokenLogprobs]:
+        """The token is likely, and the ones behind it in the vocabulary less so."""
+        count = self._sampling.logprobs
+        if count is None:
+            return []
+        top = tuple(((token + rank) % ByteTokenizer.vocab_size, -0.25 * (rank + 1)) for rank in range(count))
+        return [TokenLogprobs(token, -0.25, top)]
 
     def _finish(self, reason: FinishReason, error: RequestError | None = None) -> RequestOutput:
         self._engine.running.pop(self.request_id, None)

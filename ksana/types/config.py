@@ -6,9 +6,37 @@ there is one. No part knows another: whoever needs two receives two.
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+
+
+def _split(value: object) -> object:
+    return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
+
+
+Strings = Annotated[tuple[str, ...], BeforeValidator(_split)]
+"""Several strings; a single one, as the environment has it, is divided at commas."""
+
+ANY_ORIGIN = "*"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-fA-F:.]+\]|[^\s/:?#@]+)(:\d+)?")
+
+
+def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    for origin in origins:
+        if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"{origin!r} must be like https://example.com or http://localhost:3000, without a path, or *"
+            )
+    return origins
+
+
+Origins = Annotated[Strings, AfterValidator(_check_origins)]
+"""Origins of web pages, as browsers write them, or ``*``."""
+
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
+"""The same for what must not be shown."""
 
 
 class ConfigPart(BaseModel):
@@ -22,6 +50,7 @@ class ModelOptions(ConfigPart):
 
     model: str = Field("", description="demo, a folder, a .gguf file or a hub name")
     tokenizer: str = Field("", description="folder of the tokenizer, if not the model's own")
+    chat_template: str = Field("", description="file of the chat template, or its text, if not the model's own")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field("auto", description="dtype of weights and cache")
     quantization: Literal["none", "int8", "int4", "stored"] = Field(
         "none",
@@ -45,7 +74,10 @@ class SchedulerConfig(ConfigPart):
 
     max_num_batched_tokens: int = Field(1024, ge=1, description="token budget of one step")
     max_mixed_prefill_tokens: int = Field(
-        128, ge=0, description="most prompt tokens of a step that also decodes; 0: no limit"
+        128,
+        ge=0,
+        description="most tokens of a step that both decodes and computes prompts, which get a quarter of it at least; "
+        "0: no limit",
     )
     max_num_seqs: int = Field(128, ge=1, description="most requests running at once")
     max_model_len: int = Field(0, ge=0, description="most tokens of prompt and output; 0: what the model allows")
@@ -54,6 +86,36 @@ class SchedulerConfig(ConfigPart):
     waiting_timeout_s: float = Field(600.0, gt=0, description="seconds a request may wait before it first runs")
     policy: Literal["fcfs", "priority"] = Field("fcfs", description="order of the waiting queue")
     enable_async: bool = Field(False, description="schedule the next step while the present one computes")
+
+
+class SpeculationConfig(ConfigPart):
+    """Speculative decoding: tokens are guessed, and several of them verified in one step."""
+
+    method: str = Field(
+        "none",
+        description="who guesses: none, ngram (looks into the request itself), trie (also into other answers), or a "
+        "plugin's",
+    )
+    num_speculative_tokens: int = Field(12, ge=1, le=64, description="most tokens guessed for a request at a time")
+    max_requests: int = Field(32, ge=1, description="no guesses in steps of more requests than this")
+    step_overhead: float = Field(
+        16.0,
+        gt=0,
+        le=10_000,
+        description="what a step costs beside its tokens, in tokens: the more, the longer are guesses that still pay",
+    )
+    min_ngram: int = Field(2, ge=1, le=32, description="ngram: shortest sequence of tokens that is recognised")
+    max_ngram: int = Field(4, ge=1, le=32, description="ngram: longest sequence of tokens that is compared")
+    trie_nodes: int = Field(
+        500_000, ge=1000, le=100_000_000, description="trie: nodes of the tree of answers, about 110 bytes each"
+    )
+
+
+class GrammarConfig(ConfigPart):
+    """Structured output."""
+
+    grammar_timeout_s: float = Field(10.0, gt=0, description="seconds a request waits for its grammar to be compiled")
+    max_cached_grammars: int = Field(128, ge=1, description="compiled grammars kept for requests to come")
 
 
 class CacheConfig(ConfigPart):
@@ -86,6 +148,24 @@ class ServerConfig(ConfigPart):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
     access_log: bool = Field(True, description="log one line a request")
     max_body_bytes: int = Field(8 * 2**20, ge=1024, description="largest request body")
+    max_concurrent_requests: int = Field(
+        0, ge=0, description="most requests in work at once; more are refused with 429; 0: no limit but the queue's"
+    )
+    api_keys: Secrets = Field(
+        (),
+        description="key that clients must send; may be repeated. Other users of the machine can read a command line: "
+        "rather use --api-key-file or the environment variable KSANA_API_KEY",
+    )
+    api_key_file: str = Field("", description="file of such keys, one a line; a line that begins with # is a comment")
+    public_health: bool = Field(False, description="answer /health and /ready without a key")
+    public_metrics: bool = Field(False, description="answer /metrics without a key")
+    ssl_certfile: str = Field("", description="certificate, with its chain, in PEM; with it the server speaks HTTPS")
+    ssl_keyfile: str = Field("", description="private key of the certificate in PEM, if not in the same file")
+    ssl_keyfile_password_file: str = Field("", description="file whose first line decrypts the private key")
+    ssl_ca_certs: str = Field("", description="certificates in PEM; clients must show one that these have signed")
+    cors_origins: Origins = Field(
+        (), description="origin of web pages that may use the server, as https://example.com; * is any; may be repeated"
+    )
     shutdown_timeout_s: float = Field(30.0, ge=0, description="seconds that running requests get after SIGTERM")
 
 
@@ -93,6 +173,14 @@ class TelemetryConfig(ConfigPart):
     """What the engine tells about its work."""
 
     trace: str = Field("", description="file for a trace of steps and requests, for ui.perfetto.dev; replaced")
+    otlp_endpoint: str = Field(
+        "",
+        description="OpenTelemetry collector for metrics and spans of requests, as http://collector:4318; debug prints "
+        "them",
+    )
+    otlp_interval_s: float = Field(60.0, gt=0, description="seconds between two pushes of metrics")
+    otlp_timeout_s: float = Field(5.0, gt=0, le=60, description="seconds that a push may take, retries included")
+    otlp_attributes: Strings = Field((), description="NAME=VALUE, an attribute of all that is pushed; may be repeated")
 
 
 class PluginConfig(ConfigPart):
@@ -107,6 +195,8 @@ class KsanaConfig(ConfigPart):
 
     model: ModelOptions = ModelOptions()
     scheduler: SchedulerConfig = SchedulerConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    grammar: GrammarConfig = GrammarConfig()
     cache: CacheConfig = CacheConfig()
     kernel: KernelConfig = KernelConfig()
     server: ServerConfig = ServerConfig()

@@ -39,6 +39,8 @@ class ModelConfig:
         quantization: what becomes of projections' weights: ``none`` (plain, of ``dtype``), ``int8`` or ``int4``
             (rounded while they are loaded), ``stored`` (as the file holds them, if it holds integers).
         quantization_group_size: elements that share a scale, for ``int8`` and ``int4``.
+        pooling: how the states of tokens become the embedding of a text: ``last`` takes the last token's, ``cls`` the
+            first one's, ``mean`` their mean; any other name is that of a way which is not supported.
         generation_defaults: sampling values from ``generation_config.json`` (temperature, top_k, top_p).
     """
 
@@ -65,4 +67,5 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     quantization: str = "none"
     quantization_group_size: int = 64
+    pooling: str = "last"
     generation_defaults: dict[str, float] = field(default_factory=dict)

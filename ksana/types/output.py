@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ksana.errors import RequestError
+
+if TYPE_CHECKING:
+    from ksana.types.capture import CapturedRows
 
 
 class FinishReason(str, enum.Enum):
@@ -63,8 +66,12 @@ class RequestOutput:
         text: everything so far.
         token_ids: everything so far. The list, like ``logprobs``, is one for the whole stream and grows with it.
         logprobs: one entry for each of ``token_ids`` if they were asked for, else empty.
+        prompt_logprobs: one entry for each of ``prompt_token_ids`` if they were asked for, else empty; None for the
+            first, which nothing precedes. Complete from the first output on.
+        captured: one result for each of the draft's captures, complete from the first output on.
         finish_reason: set in the last output of a request, and only there.
         stop_reason: the stop string or stop token id that ended it; None for the end-of-sequence token.
+        score: of a beam, its log probability divided by a power of its length; set in the last output.
         error: what went wrong, for ``FinishReason.ERROR``.
         extra: results of postprocess plugins, JSON values by name; the native API sends them along.
     """
@@ -76,8 +83,11 @@ class RequestOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    captured: list[CapturedRows] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    score: float | None = None
     error: RequestError | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     stats: RequestStats = field(default_factory=RequestStats)

@@ -8,11 +8,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ksana.errors import RequestError
+from ksana.types.capture import Capture, CapturePlan
 from ksana.types.output import FinishReason
 from ksana.types.sampling import SamplingParams
+from ksana.types.trace_context import current_trace_context
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ksana.scheduling.beam_group import BeamGroup
+    from ksana.text.grammar import Grammar
 
 
 @dataclass(slots=True)
@@ -44,6 +49,9 @@ class RequestDraft:
     additional_params: dict[str, Any] = field(default_factory=dict)
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = True
+    captures: tuple[Capture, ...] | CapturePlan = ()
+    """What of the prompt is to be reported, or what says so once the prompt is tokenised, maybe on another thread; the
+    results come in the same order in ``RequestOutput.captured``."""
     priority: int = 0
     """Lower runs first."""
     cache_salt: str = ""
@@ -52,18 +60,22 @@ class RequestDraft:
     """The consumer wants one output, at the end; on the way nobody is woken for it."""
     external_id: str = ""
     """The client's name for the request (``X-Request-Id``); need not be unique."""
+    trace_context: str = field(default_factory=current_trace_context.get)
+    """The ``traceparent`` (W3C) of the HTTP request that this one serves, empty if it has none."""
 
 
 class RequestStatus(enum.IntEnum):
     """Where a request stands. Every value from ``FINISHED_STOPPED`` on is final."""
 
-    WAITING = 0
-    RUNNING = 1
-    PREEMPTED = 2
-    FINISHED_STOPPED = 3
-    FINISHED_LENGTH = 4
-    FINISHED_ABORTED = 5
-    FINISHED_ERROR = 6
+    WAITING_FOR_GRAMMAR = 0
+    WAITING_FOR_PROMPT = 1
+    WAITING = 2
+    RUNNING = 3
+    PREEMPTED = 4
+    FINISHED_STOPPED = 5
+    FINISHED_LENGTH = 6
+    FINISHED_ABORTED = 7
+    FINISHED_ERROR = 8
 
     @property
     def is_finished(self) -> bool:
@@ -93,9 +105,19 @@ class Request:
             beyond ``all_token_ids``: such a token is a placeholder for the one that an earlier step in flight samples.
         num_cached_tokens: of those, how many the first admission found in the prefix cache.
         stop_token_ids: tokens that end the sequence, the model's own included.
+        bad_words: token sequences that must not appear in the output.
+        grammar: ``sampling.grammar``, once it is compiled; until then the request is no affair of the scheduler.
+        captures: what of the prompt is to be reported: the draft's, and behind them that of ``prompt_logprobs``.
+        max_cached_tokens: tokens that may be taken from the prefix cache: what is captured must be computed.
         max_total_tokens: prompt plus output never exceeds this.
+        max_computed_tokens: the model never sees more: what is sampled last needs no successor.
         stop_reason: the stop token that ended it, if it was none of the model's own.
         first_scheduled_time: when it first got blocks, by the scheduler's clock.
+        trace_context: the ``traceparent`` of whoever sent it, or empty.
+        leader: the sequence that computes the prompt for this one too; None once it has, or if this one does it.
+        followers: sequences of the same prompt that wait until this one has computed it, or searched for them too.
+        beam_group: the beam search that this request stands for.
+        score: of the beam that became its output.
         block_hashes: content hash of every full block of ``all_token_ids`` so far.
     """
 
@@ -103,13 +125,21 @@ class Request:
         "all_token_ids",
         "arrival_order",
         "arrival_time",
+        "bad_words",
+        "beam_group",
         "block_hashes",
         "cache_salt",
+        "captures",
         "embeddings",
         "eos_token_ids",
         "error",
         "final_only",
         "first_scheduled_time",
+        "followers",
+        "grammar",
+        "leader",
+        "max_cached_tokens",
+        "max_computed_tokens",
         "max_total_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -119,10 +149,12 @@ class Request:
         "priority",
         "request_id",
         "sampling",
+        "score",
         "seed",
         "status",
         "stop_reason",
         "stop_token_ids",
+        "trace_context",
     )
 
     def __init__(
@@ -135,10 +167,13 @@ class Request:
         seed: int = 0,
         eos_token_ids: tuple[int, ...] = (),
         embeddings: tuple[InputEmbedding, ...] = (),
+        bad_words: tuple[tuple[int, ...], ...] = (),
+        captures: tuple[Capture, ...] = (),
         cache_salt: str = "",
         priority: int = 0,
         final_only: bool = False,
         arrival_time: float | None = None,
+        trace_context: str = "",
     ) -> None:
         self.request_id = request_id
         self.all_token_ids = list(prompt_token_ids)
@@ -146,15 +181,26 @@ class Request:
         self.sampling = sampling
         self.seed = seed
         self.max_total_tokens = max_total_tokens
+        self.max_computed_tokens = max(max_total_tokens - 1, self.num_prompt_tokens)
         self.eos_token_ids = frozenset(() if sampling.ignore_eos else eos_token_ids)
         self.stop_token_ids = self.eos_token_ids | frozenset(sampling.stop_token_ids)
+        self.bad_words = bad_words
         self.embeddings = embeddings
+        self.captures = captures
+        first_captured = [capture.positions[0] for capture in captures if len(capture.positions)]
+        self.max_cached_tokens = min(first_captured, default=max_total_tokens)
         self.cache_salt = cache_salt
         self.priority = priority
         self.final_only = final_only
+        self.trace_context = trace_context
         self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
         self.arrival_order = 0  # set by the scheduler
-        self.status = RequestStatus.WAITING
+        self.leader: Request | None = None
+        self.followers: list[Request] = []
+        self.beam_group: BeamGroup | None = None  # set by the scheduler
+        self.score: float | None = None
+        self.grammar: Grammar | None = None
+        self.status = RequestStatus.WAITING if sampling.grammar is None else RequestStatus.WAITING_FOR_GRAMMAR
         self.num_computed_tokens = 0
         self.num_in_flight = 0
         self.num_cached_tokens = 0
@@ -163,6 +209,30 @@ class Request:
         self.stop_reason: int | None = None
         self.first_scheduled_time: float | None = None
         self.error: RequestError | None = None
+
+    def set_grammar(self, grammar: Grammar) -> None:
+        """The grammar is compiled: the request may be queued."""
+        for sequence in self.sequences:
+            sequence.grammar = grammar
+        self.status = RequestStatus.WAITING
+
+    def lead(self, followers: list[Request]) -> None:
+        """Let ``followers``, sequences of the same prompt, wait for this one to compute it."""
+        self.leader = None
+        self.followers = followers
+        for follower in followers:
+            follower.leader = self
+            follower.status = RequestStatus.WAITING_FOR_PROMPT
+
+    def forget_captures(self) -> None:
+        """What was to be captured has been: nothing of the prompt need be computed again for that."""
+        self.captures = ()
+        self.max_cached_tokens = self.max_total_tokens
+
+    @property
+    def sequences(self) -> list[Request]:
+        """This one, and those that wait for its prompt."""
+        return [self, *self.followers]
 
     @property
     def num_tokens(self) -> int:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from ksana.errors import RequestError
-
-MAX_SEED = 2**64 - 1
-MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_LENGTH = 1024
-MAX_LOGPROBS = 20
+from ksana.types.grammar import GrammarSpec
+from ksana.types.sampling_checks import check_sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +15,8 @@ class SamplingParams:
     """Decoding options of one request. Construction validates and raises :class:`RequestError` naming the field.
 
     Attributes:
-        max_tokens: most tokens to generate; None means until the model's length limit.
+        max_tokens: most tokens to generate; None means until the model's length limit; 0 computes the prompt alone.
+        min_tokens: no end-of-sequence token, stop token or stop string ends the text before so many tokens.
         temperature: 0 is greedy; otherwise logits are divided by it. In [0, 100].
         top_k: keep the k likeliest tokens; 0 or -1 keeps all; 1 is greedy.
         top_p: keep the smallest set of likeliest tokens whose mass reaches this. In (0, 1].
@@ -31,8 +28,27 @@ class SamplingParams:
         stop_token_ids: tokens that end the sequence, beside the model's own end-of-sequence tokens.
         ignore_eos: go on past the model's end-of-sequence tokens (``stop_token_ids`` still hold).
         skip_special_tokens: leave special tokens out of the text.
-        logprobs: 0 for none; k reports for each generated token its log probability, and those of the k likeliest.
-            They are the model's own, before temperature and filters. At most 20.
+        logprobs: None for none; k reports for each generated token its log probability, and those of the k likeliest.
+            They are the model's own, before penalties, temperature and filters. At most 20.
+        prompt_logprobs: the same for each token of the prompt but the first.
+        repetition_penalty: of tokens in prompt or output: positive logits are divided, negative ones multiplied by it.
+        presence_penalty, frequency_penalty: subtracted from the logits of tokens in the output, once or once for each
+            occurrence. From -2 to 2.
+        no_repeat_ngram_size: n bans tokens that would repeat n tokens of prompt and output; 0 bans none.
+        encoder_no_repeat_ngram_size: the same for n tokens of the prompt alone.
+        decoder_no_repeat_ngram_size: the same for n tokens of the output alone. At most one of the three is set.
+        logit_bias: (token id, number from -100 to 100) added to logits.
+        bad_words: texts that must not appear in the output.
+        grammar: what the output must look like.
+        grammar_after: the grammar holds from the end of this token sequence on (the end of a reasoning part); empty
+            for the beginning.
+        n: sequences to sample from one prompt. Sequence i has the seed that follows from ``seed`` and i.
+        best_of: sample so many, and give the ``n`` that are likeliest by token; None for ``n``.
+        num_beams: above 1, beam search instead of sampling: the ``n`` best of so many beams. It draws nothing, so
+            temperature, top_k, top_p, min_p and seed do not matter. Output comes at the end only.
+        length_penalty: beams are compared by log probability / length ** length_penalty.
+        early_stopping: True ends a beam search at ``num_beams`` finished ones, False when no better is likely,
+            "never" when no better is possible.
     """
 
     max_tokens: int | None = None
@@ -46,37 +62,41 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    logprobs: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
+    decoder_no_repeat_ngram_size: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[str, ...] = ()
+    grammar: GrammarSpec | None = None
+    grammar_after: tuple[int, ...] = ()
+    n: int = 1
+    best_of: int | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", _as_tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", _as_tuple(self.stop_token_ids))
-        if self.max_tokens is not None:
-            _require(_is_int(self.max_tokens) and self.max_tokens >= 1, "max_tokens", "an integer of at least 1", self)
-        _require(_in_range(self.temperature, 0.0, 100.0), "temperature", "a number from 0 to 100", self)
-        _require(_is_int(self.top_k) and self.top_k >= -1, "top_k", "an integer of at least -1", self)
-        _require(_in_range(self.top_p, 0.0, 1.0) and self.top_p > 0, "top_p", "a number above 0 and up to 1", self)
-        _require(_in_range(self.min_p, 0.0, 1.0), "min_p", "a number from 0 to 1", self)
-        if self.seed is not None:
-            valid = _is_int(self.seed) and -(2**63) <= self.seed <= MAX_SEED
-            _require(valid, "seed", "a 64-bit integer", self)
-        _require(
-            isinstance(self.stop, tuple)
-            and len(self.stop) <= MAX_STOP_STRINGS
-            and all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_STRING_LENGTH for s in self.stop),
-            "stop",
-            f"at most {MAX_STOP_STRINGS} non-empty strings of up to {MAX_STOP_STRING_LENGTH} characters",
-            self,
-        )
-        valid_logprobs = _is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS
-        _require(valid_logprobs, "logprobs", f"an integer from 0 to {MAX_LOGPROBS}", self)
-        valid_ids = isinstance(self.stop_token_ids, tuple) and all(_is_int(t) for t in self.stop_token_ids)
-        _require(valid_ids, "stop_token_ids", "a list of integers", self)
+        if isinstance(self.logit_bias, Mapping):
+            object.__setattr__(self, "logit_bias", self.logit_bias.items())
+        for name in ("stop", "stop_token_ids", "bad_words", "logit_bias", "grammar_after"):
+            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+        check_sampling(self)
 
     @property
     def is_greedy(self) -> bool:
         """True if the likeliest token is always taken."""
         return self.temperature == 0.0 or self.top_k == 1
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences to compute for a prompt."""
+        return self.n if self.best_of is None else self.best_of
 
 
 def _as_tuple(value: object) -> object:
@@ -84,20 +104,3 @@ def _as_tuple(value: object) -> object:
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, Iterable) else value
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _in_range(value: object, low: float, high: float) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return math.isfinite(value) and low <= value <= high
-
-
-def _require(condition: bool, field: str, expected: str, params: SamplingParams) -> None:
-    if not condition:
-        value = repr(getattr(params, field))
-        shown = value if len(value) <= 80 else value[:77] + "..."
-        raise RequestError(f"{field} must be {expected}, not {shown}", param=field)

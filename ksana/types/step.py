@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from ksana.types.capture import Capture, CapturedPart
 from ksana.types.output import TokenLogprobs
 from ksana.types.request import InputEmbedding, Request
 from ksana.types.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from ksana.text.grammar import Grammar
 
 BlockIds = tuple[list[int], ...]
 """Block ids of a request, one list per KV cache group."""
@@ -35,7 +40,12 @@ class NewRequestData:
     block_ids: BlockIds
     sampling: SamplingParams
     seed: int
+    num_prompt_tokens: int
     embeddings: tuple[InputEmbedding, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
+    captures: tuple[Capture, ...] = ()
 
     @classmethod
     def of(cls, request: Request, block_ids: BlockIds) -> NewRequestData:
@@ -47,7 +57,12 @@ class NewRequestData:
             block_ids=block_ids,
             sampling=request.sampling,
             seed=request.seed,
+            num_prompt_tokens=request.num_prompt_tokens,
             embeddings=request.embeddings,
+            stop_token_ids=request.stop_token_ids,
+            bad_words=request.bad_words,
+            grammar=request.grammar,
+            captures=request.captures,
         )
 
 
@@ -58,17 +73,24 @@ class SchedulerOutput:
     Attributes:
         num_scheduled_tokens: tokens to compute per request, in batch order.
         new_requests: requests to add before the step.
+        new_beams: beams that branch off, to add before the step. One that has a row already gets another.
+        chosen_token_ids: by beam, tokens that go behind its known ones before the step.
         block_table_updates: by request, only for running requests whose table has changed.
         removed_request_ids: rows to drop before the step: finished or preempted since the last one.
         block_copies: (source, destination) blocks to copy before anything is written (copy-on-write).
+        draft_token_ids: by request, tokens guessed to follow its known ones. They are computed in this step too, and
+            count among ``num_scheduled_tokens``; those that the model would not have drawn are computed again.
         number: counts the steps of an engine.
     """
 
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     new_requests: list[NewRequestData] = field(default_factory=list)
+    new_beams: list[NewRequestData] = field(default_factory=list)
+    chosen_token_ids: dict[str, list[int]] = field(default_factory=dict)
     block_table_updates: dict[str, BlockTableUpdate] = field(default_factory=dict)
     removed_request_ids: list[str] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
     number: int = 0
 
     @property
@@ -77,16 +99,38 @@ class SchedulerOutput:
         return not (self.num_scheduled_tokens or self.removed_request_ids or self.block_copies)
 
 
+@dataclass(frozen=True, slots=True)
+class BeamCandidates:
+    """What may follow a beam, the likeliest first; nothing that is banned.
+
+    Attributes:
+        token_ids: enough that ``num_beams`` of them do not end a text, unless there are no more.
+        scores: log probabilities, changed by the processors of the request.
+        logprobs: what is reported for each if it is chosen; empty if that was not asked for.
+    """
+
+    token_ids: list[int]
+    scores: list[float]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class ModelRunnerOutput:
     """Result of a step.
 
     Attributes:
-        sampled_token_ids: by request; one in the middle of its prefill has no entry.
+        sampled_token_ids: by request, accepted drafts and one token more; one in the middle of its prefill has no
+            entry.
+        candidates: by beam, in place of a sampled token.
         logprobs: by request, for those that asked; as many as sampled tokens.
         broken_request_ids: requests whose logits were not finite numbers; they cannot go on.
+        banned_request_ids: requests whose every token is banned; they cannot go on.
+        captured: by request, what of its captures fell into the step.
     """
 
     sampled_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    candidates: dict[str, BeamCandidates] = field(default_factory=dict)
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     broken_request_ids: list[str] = field(default_factory=list)
+    banned_request_ids: list[str] = field(default_factory=list)
+    captured: dict[str, list[CapturedPart]] = field(default_factory=dict)

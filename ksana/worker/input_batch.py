@@ -26,7 +26,8 @@ class InputBatch:
         token_ids: int64 [max_num_seqs, max_model_len], prompt and generated tokens.
         num_tokens, num_computed: int64 [max_num_seqs].
         block_tables: one int64 [max_num_seqs, blocks of the longest request] a group.
-        num_logprobs: int64 [max_num_seqs], likeliest tokens to report; 0 for no log probabilities at all.
+        num_logprobs: int64 [max_num_seqs], likeliest tokens to report; -1 for no log probabilities at all.
+        num_candidates: int64 [max_num_seqs], tokens that may follow a beam to report; 0 for rows that are no beams.
         embeddings: by request, for those that have some.
     """
 
@@ -45,6 +46,7 @@ class InputBatch:
         self._top_ps = np.ones(max_num_seqs, dtype=np.float32)
         self._min_ps = np.zeros(max_num_seqs, dtype=np.float32)
         self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_candidates = np.zeros(max_num_seqs, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.request_ids)
@@ -72,7 +74,9 @@ class InputBatch:
         self._top_ks[row] = min(max(0, sampling.top_k), _LARGEST_INT64)  # any integer may be asked for
         self._top_ps[row] = sampling.top_p
         self._min_ps[row] = sampling.min_p
-        self.num_logprobs[row] = sampling.logprobs
+        self.num_logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
+        # As many as there are beams shall be left if all that would end a text are taken out.
+        self.num_candidates[row] = sampling.num_beams + len(request.stop_token_ids) if sampling.num_beams > 1 else 0
 
     def remove(self, request_id: str) -> None:
         """Drop a row; the last row takes its place. Does nothing if the request has none."""
@@ -97,6 +101,7 @@ class InputBatch:
                 self._top_ps,
                 self._min_ps,
                 self.num_logprobs,
+                self.num_candidates,
             )
             for column in columns:
                 column[row] = column[last]
@@ -106,13 +111,50 @@ class InputBatch:
         """Replace the tail of a request's block tables."""
         self._write_blocks(self._row_of[request_id], update.first_index, update.block_ids)
 
-    def append_tokens(self, rows: np.ndarray, tokens: np.ndarray) -> None:
-        """One sampled token for each of ``rows``."""
-        self.token_ids[rows, self.num_tokens[rows]] = tokens
-        self.num_tokens[rows] += 1
+    def extend(self, request_id: str, tokens: list[int]) -> None:
+        """Tokens that were chosen elsewhere go behind those of a request; nothing of them is computed yet."""
+        row = self._row_of[request_id]
+        start = self.num_tokens[row]
+        self.token_ids[row, start : start + len(tokens)] = tokens
+        self.num_tokens[row] = start + len(tokens)
 
-    def sampling_rows(self, rows: np.ndarray) -> SamplingRows:
-        """Parameters for drawing the next token of each of ``rows``."""
+    def place_drafts(self, drafts: dict[str, list[int]], rows: np.ndarray) -> np.ndarray:
+        """Write drafted tokens behind the known ones, where they do not count yet.
+
+        Args:
+            drafts: by request id.
+            rows: int64 [n].
+
+        Returns:
+            int64 [n], how many each of ``rows`` has.
+        """
+        num_drafts = np.zeros(len(self.token_ids), dtype=np.int64)
+        for request_id, tokens in drafts.items():
+            row = self._row_of[request_id]
+            start = self.num_tokens[row]
+            self.token_ids[row, start : start + len(tokens)] = tokens
+            num_drafts[row] = len(tokens)
+        found: np.ndarray = num_drafts[rows]
+        return found
+
+    def drafts(self, row: int, count: int) -> np.ndarray:
+        """The ``count`` drafted tokens of a row, int64."""
+        start = self.num_tokens[row]
+        drafted: np.ndarray = self.token_ids[row, start : start + count]
+        return drafted
+
+    def append_tokens(self, rows: np.ndarray, tokens: list[np.ndarray]) -> None:
+        """Sampled tokens, at least one for each of ``rows``; all tokens but the last of each have been computed."""
+        first = self.num_tokens[rows]
+        self.token_ids[rows, first] = [own[0] for own in tokens]
+        for row, start, own in zip(rows, first, tokens, strict=True):
+            if len(own) > 1:
+                self.token_ids[row, start : start + len(own)] = own
+        self.num_tokens[rows] = first + [len(own) for own in tokens]
+        self.num_computed[rows] = self.num_tokens[rows] - 1
+
+    def sampling_rows(self, rows: np.ndarray, offsets: np.ndarray) -> SamplingRows:
+        """Parameters for drawing, for each of ``rows``, the token ``offsets`` places behind its next one."""
         temperatures = self._temperatures[rows]
         return SamplingRows(
             temperatures,
@@ -120,7 +162,7 @@ class InputBatch:
             self._top_ps[rows],
             self._min_ps[rows],
             # Greedy requests need none, and are many.
-            uniforms(self._seeds[rows], self.num_tokens[rows]) if temperatures.any() else np.zeros(len(rows)),
+            uniforms(self._seeds[rows], self.num_tokens[rows] + offsets) if temperatures.any() else np.zeros(len(rows)),
         )
 
     def _write_blocks(self, row: int, first: int, block_ids: tuple[list[int], ...]) -> None:

@@ -9,9 +9,11 @@ from ksana.kernels.base import KernelBackend
 from ksana.kernels.batch import AttentionBatch, KVCache, ModelInputs, StepContext
 from ksana.models.base import Model
 from ksana.types.kv import SlidingWindowSpec, cdiv
-from ksana.types.step import ModelRunnerOutput, SchedulerOutput
+from ksana.types.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from ksana.worker.captures import CaptureReader
 from ksana.worker.input_batch import InputBatch
-from ksana.worker.sampler import sample, token_logprobs
+from ksana.worker.logits_processor import LogitsProcessors
+from ksana.worker.token_sampler import TokenSampler
 
 
 class ModelRunner:
@@ -22,15 +24,26 @@ class ModelRunner:
         backend: the device's operators.
         cache: allocated.
         max_num_seqs, max_model_len: size of the input batch.
+        processors: change logits before tokens are drawn.
     """
 
     def __init__(
-        self, model: Model, backend: KernelBackend, cache: KVCache, *, max_num_seqs: int, max_model_len: int
+        self,
+        model: Model,
+        backend: KernelBackend,
+        cache: KVCache,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        processors: LogitsProcessors | None = None,
     ) -> None:
         self._model = model
         self._backend = backend
         self._cache = cache
         self._batch = InputBatch(max_num_seqs, max_model_len, cache.config)
+        self._processors = LogitsProcessors() if processors is None else processors
+        self._sampler = TokenSampler(backend, self._batch, self._processors)
+        self._captures = CaptureReader(model, backend, self._batch)
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -43,24 +56,51 @@ class ModelRunner:
         counts = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int64, count=len(rows))
         query_starts = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(counts, out=query_starts[1:])
-        complete = np.flatnonzero(self._batch.num_computed[rows] + counts == self._batch.num_tokens[rows])
-        inputs, context = self._prepare(rows, counts, query_starts, query_starts[complete + 1] - 1)
+        num_drafts = self._batch.place_drafts(step.draft_token_ids, rows)
+        known = self._batch.num_tokens[rows] + num_drafts
+        complete = np.flatnonzero(self._batch.num_computed[rows] + counts == known)
+        output_rows = sampled_rows = _last_rows(query_starts[complete + 1], num_drafts[complete] + 1)
+        captures = self._captures.plan(rows, counts, query_starts) if self._captures else []
+        if captures:
+            output_rows = np.unique(np.concatenate([sampled_rows, *(part.rows for part in captures)]))
+        inputs, context = self._prepare(rows, counts, query_starts, output_rows)
         hidden = self._model.forward(inputs, context)
         self._batch.num_computed[rows] += counts
-        if len(complete) == 0:
-            return ModelRunnerOutput()
-        return self._sample(self._model.compute_logits(hidden), rows[complete])
+        output = ModelRunnerOutput()
+        if captures:
+            self._captures.read(captures, hidden, output_rows, output)
+            hidden = hidden[torch.from_numpy(np.searchsorted(output_rows, sampled_rows)).to(hidden.device)]
+        if len(complete):
+            logits = self._model.compute_logits(self._model.final_norm(hidden))
+            self._sampler.sample(logits, rows[complete], num_drafts[complete], output)
+        return output
 
     def reset(self) -> None:
         """Forget all requests: after a failed step nobody knows what the rows hold."""
         for request_id in list(self._batch.request_ids):
-            self._batch.remove(request_id)
+            self._remove(request_id)
+
+    def _add(self, request: NewRequestData) -> None:
+        self._batch.add(request)
+        self._processors.add(request)
+        self._captures.add(request)
+
+    def _remove(self, request_id: str) -> None:
+        self._batch.remove(request_id)
+        self._processors.remove(request_id)
+        self._captures.remove(request_id)
 
     def _apply_changes(self, step: SchedulerOutput) -> None:
         for request_id in step.removed_request_ids:
-            self._batch.remove(request_id)
+            self._remove(request_id)
         for request in step.new_requests:
-            self._batch.add(request)
+            self._add(request)
+        for request_id, tokens in step.chosen_token_ids.items():
+            self._batch.extend(request_id, tokens)
+            self._processors.accept_all(request_id, tokens)
+        for request in step.new_beams:
+            self._remove(request.request_id)
+            self._add(request)
         for request_id, update in step.block_table_updates.items():
             self._batch.update_block_table(request_id, update)
         if step.block_copies:
@@ -110,22 +150,9 @@ class ModelRunner:
                     found.append((int(first + begin - start), torch.from_numpy(part).to(self._backend.device)))
         return found
 
-    def _sample(self, logits: torch.Tensor, rows: np.ndarray) -> ModelRunnerOutput:
-        likeliest, finite = self._backend.argmax(logits)
-        output = ModelRunnerOutput()
-        if not finite.all():  # NaN or infinity anywhere would poison a softmax
-            output.broken_request_ids = [self._batch.request_ids[row] for row in rows[~finite]]
-            logits, likeliest, rows = logits[torch.from_numpy(finite)], likeliest[finite], rows[finite]
-        if len(rows):
-            tokens = sample(self._backend, logits, likeliest, self._batch.sampling_rows(rows))
-            self._batch.append_tokens(rows, tokens)
-            ids = self._batch.request_ids
-            output.sampled_token_ids = {ids[r]: [t] for r, t in zip(rows, tokens.tolist(), strict=True)}
-            wanted = np.flatnonzero(self._batch.num_logprobs[rows])
-            if len(wanted):
-                asking = rows[wanted]
-                found = token_logprobs(
-                    self._backend, logits[torch.from_numpy(wanted)], tokens[wanted], self._batch.num_logprobs[asking]
-                )
-                output.logprobs = {ids[row]: [entry] for row, entry in zip(asking, found, strict=True)}
-        return output
+
+def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The last ``counts[i]`` rows before each ``ends[i]``, int64, ascending like ``ends``."""
+    starts = ends - counts
+    rows: np.ndarray = np.arange(counts.sum()) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
+    return rows

@@ -47,28 +47,31 @@ class SamplingRows:
         )
 
 
-def sample(backend: KernelBackend, logits: torch.Tensor, likeliest: np.ndarray, params: SamplingRows) -> np.ndarray:
-    """Draw one token a row.
+def sample(
+    backend: KernelBackend, logits: torch.Tensor, likeliest: np.ndarray, params: SamplingRows, rows: np.ndarray
+) -> np.ndarray:
+    """Draw one token for each of some rows.
 
     Args:
         backend: that computed the logits.
         logits: float32 [n, vocab_size], finite.
         likeliest: int64 [n], the first largest logit of each row.
-        params: of the n rows.
+        params: of the m rows.
+        rows: int64 [m], ascending, of the logits.
 
     Returns:
-        int64 [n] token ids.
+        int64 [m] token ids.
     """
-    tokens = likeliest.copy()
+    tokens: np.ndarray = likeliest[rows]
     greedy = params.temperatures == 0.0
     if greedy.all():
         return tokens
     vocab_size = logits.shape[-1]
     filtered = ~greedy & (((params.top_ks > 0) & (params.top_ks < vocab_size)) | (params.top_ps < 1.0))
-    for rows, draw in ((filtered, _sample_filtered), (~greedy & ~filtered, _sample_plain)):
-        index = np.flatnonzero(rows)
+    for chosen, draw in ((filtered, _sample_filtered), (~greedy & ~filtered, _sample_plain)):
+        index = np.flatnonzero(chosen)
         if len(index):
-            tokens[index] = draw(backend, _take(logits, index), params.take(index))
+            tokens[index] = draw(backend, take_rows(logits, rows[index]), params.take(index))
     return tokens
 
 
@@ -81,7 +84,7 @@ def token_logprobs(
         backend: that computed the logits.
         logits: float32 [n, vocab_size], finite.
         tokens: int64 [n], drawn.
-        counts: int64 [n], how many of the likeliest each row wants.
+        counts: int64 [n], how many of the likeliest each row wants, 0 or more.
     """
     values, ids = backend.top_k(logits, min(max(1, int(counts.max())), logits.shape[-1]))
     log_sums = np.log(backend.exp_sums(logits, np.ones(len(tokens), dtype=np.float32)))
@@ -115,7 +118,7 @@ def _sample_filtered(backend: KernelBackend, logits: torch.Tensor, params: Sampl
     for row in np.flatnonzero(~enough):
         index = np.array([row])
         own = params.take(index)
-        everything, order = _candidates(backend, _take(logits, index), own, sums[index], vocab_size)
+        everything, order = _candidates(backend, take_rows(logits, index), own, sums[index], vocab_size)
         tokens[row] = _draw_sorted(everything, order, top_ks[index], vocab_size, own)[0]
     return tokens
 
@@ -155,6 +158,6 @@ def _positive(temperatures: np.ndarray) -> np.ndarray:
     return positive
 
 
-def _take(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-    """The rows, ascending and without repetition; a copy only if not all are wanted."""
+def take_rows(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    """Rows in ascending order, without repetition: a copy only if not all are wanted."""
     return logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(logits.device)]

@@ -31,11 +31,18 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 1.3, "top_k": 200, "top_p": 0.95, "min_p": 0.02},
     {"temperature": 0.0},
     {"temperature": 1.0, "min_p": 0.05},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    {"temperature": 0.9, "presence_penalty": 0.6, "frequency_penalty": 0.4, "logit_bias": {11: 3.0, 12: -100.0}},
+    {"temperature": 0.0, "frequency_penalty": -1.0, "bad_words": ("the", "of"), "decoder_no_repeat_ngram_size": 3},
+    {"temperature": 0.7, "top_k": 50, "repetition_penalty": 0.8, "min_tokens": 4, "stop_token_ids": (11, 28)},
 )
 """By turns, so that every batch is mixed, and half of it greedy."""
 
 ALONE = {"max_num_seqs": 1, "enable_prefix_caching": False, "threads": 1}
 TOGETHER = {"max_num_seqs": 32, "threads": 2}
+
+EAGER = {"step_overhead": 1000.0}
+"""Drafts for everybody, though the batch is large."""
 
 Answer = tuple[list[int], Any]
 
@@ -66,6 +73,12 @@ def check(outputs: list[RequestOutput], expected: list[Answer]) -> None:
 
 def started(model: Path | str, **options: Any) -> LLM:
     return LLM(model, **{"backend": "cpu", "num_blocks": 1000, "check_integrity": True, **options})
+
+
+def check_drafts(llm: LLM) -> None:
+    """Some were accepted, and some were not."""
+    counted = llm.engine.snapshot()
+    assert 0 < counted.accepted_draft_tokens < counted.draft_tokens
 
 
 def generate(model: Path | str, max_tokens: int, **options: Any) -> list[RequestOutput]:
@@ -117,6 +130,14 @@ def test_demo_model_preempted(demo_alone: list[Answer], enable_async: bool) -> N
     outputs = generate("demo", DEMO_TOKENS, **DEMO, **TOGETHER, **few)
     check(outputs, demo_alone)
     assert any(output.stats.num_preemptions for output in outputs)
+
+
+def test_demo_model_with_drafts(demo_alone: list[Answer]) -> None:
+    """At the second time, the trie knows most of the answers."""
+    with started("demo", **DEMO, **TOGETHER, **EAGER, speculative="trie") as llm:
+        for _ in range(2):
+            check(llm.generate(PROMPTS, sampling(DEMO_TOKENS)), demo_alone)
+        check_drafts(llm)
 
 
 # -- tiny models -------------------------------------------------------------------------------------------------------
@@ -175,4 +196,34 @@ def test_tiny_models_preempted(
     check(outputs, tiny_alone)
     # With a window, a prompt that came in whole gives back more blocks than its answer will need.
     if chunk or "mistral" not in str(path):
+        assert any(output.stats.num_preemptions for output in outputs)
+
+
+@pytest.mark.parametrize(
+    ("method", "chunk", "enable_async"), [("trie", 0, False), ("trie", 16, True), ("ngram", 0, True)]
+)
+def test_tiny_models_with_drafts(
+    tiny: tuple[Path, dict[str, Any]], tiny_alone: list[Answer], method: str, chunk: int, enable_async: bool
+) -> None:
+    path, options = tiny
+    modes = {"speculative": method, "split_fuse_token_num": chunk, "enable_async": enable_async, **EAGER}
+    with started(path, **options, **TOGETHER, **modes) as llm:
+        for _ in range(2):
+            check(llm.generate(PROMPTS, sampling(TINY_TOKENS)), tiny_alone)
+        check_drafts(llm)
+
+
+@pytest.mark.parametrize("enable_async", [False, True], ids=["serial", "overlapped"])
+def test_tiny_models_preempted_with_drafts(
+    tiny: tuple[Path, dict[str, Any]], tiny_alone: list[Answer], enable_async: bool
+) -> None:
+    path, options = tiny
+    limits = {"num_blocks": 150, "block_size": 4, "max_mixed_prefill_tokens": 0, "split_fuse_token_num": 16}
+    modes = {"speculative": "trie", "num_speculative_tokens": 3, "enable_async": enable_async, **EAGER, **limits}
+    with started(path, **options, **TOGETHER, **modes) as llm:
+        for _ in range(2):
+            outputs = llm.generate(PROMPTS, sampling(TINY_TOKENS))
+            check(outputs, tiny_alone)
+        check_drafts(llm)
+    if "mistral" not in str(path):  # see above
         assert any(output.stats.num_preemptions for output in outputs)

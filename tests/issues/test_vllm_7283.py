@@ -22,6 +22,9 @@ from ksana import LLM, RequestError, SamplingParams
         ([5] * 512, {}, "prompt"),
         ([5], {"stop_token_ids": (512,)}, "stop_token_ids"),
         ([5], {"stop_token_ids": (-1,)}, "stop_token_ids"),
+        ([5], {"logit_bias": {512: 1.0}}, "logit_bias"),
+        ([5], {"logit_bias": {-1: 1.0}}, "logit_bias"),
+        ([5], {"logit_bias": {5: 1.0, 2**63: 1.0}}, "logit_bias"),
     ],
 )
 def test_impossible_requests_are_refused(

@@ -104,7 +104,7 @@ def fork(kv: KVCacheManager, parent: Request, make_request: MakeRequest) -> Requ
     child = make_request(parent.all_token_ids)
     child.num_computed_tokens = parent.num_computed_tokens
     child.block_hashes = list(parent.block_hashes)
-    kv.fork(parent, child)
+    kv.fork(parent, child, parent.num_computed_tokens)
     return child
 
 
@@ -140,6 +140,21 @@ def test_fork_at_a_block_edge_copies_nothing(make_kv: MakeKV, run: MakeRequest, 
     mine, yours = kv.block_ids(parent.request_id)[0], kv.block_ids(child.request_id)[0]
     assert mine[:2] == yours[:2]
     assert mine[2] != yours[2]
+
+
+def test_who_repeats_the_first_token_of_a_shared_block_gets_a_copy(
+    make_kv: MakeKV, run: MakeRequest, make_request: MakeRequest
+) -> None:
+    """Sequences of one prompt compute its last token again, be it alone in its block: what follows is their own."""
+    kv = make_kv(10, 4)
+    parent = run(kv, range(5))
+    child = fork(kv, parent, make_request)
+    child.num_computed_tokens -= 1
+    shared = kv.block_ids(parent.request_id)[0][1]
+    assert kv.grow(child, 1) is not None
+    own = kv.block_ids(child.request_id)[0][1]
+    assert own != shared
+    assert kv.take_block_copies() == [(shared, own)]
 
 
 def test_child_outlives_its_parent(make_kv: MakeKV, run: MakeRequest, make_request: MakeRequest) -> None:
@@ -186,3 +201,21 @@ def test_spec_without_block_tables_is_refused() -> None:
     object.__setattr__(config.groups[0], "spec", KVCacheSpec(4, 1, 8, "float32"))
     with pytest.raises(TypeError, match="no block tables for KVCacheSpec"):
         KVCacheManager(config)
+
+
+def test_a_block_that_is_found_by_content_is_copied_though_nobody_else_uses_it(
+    make_kv: MakeKV, run: MakeRequest, make_request: MakeRequest
+) -> None:
+    """A parent went on past the prompt and is gone: what it has written stays findable, so its child must not write."""
+    kv = make_kv(10, 4)
+    parent = run(kv, range(8))
+    child = make_request(range(6))
+    child.num_computed_tokens = 5
+    kv.fork(parent, child, 6)
+    kv.free(parent)
+    found = kv.block_ids(child.request_id)[0][1]
+    assert kv.grow(child, 1) is not None
+    own = kv.block_ids(child.request_id)[0][1]
+    assert kv.take_block_copies() == [(found, own)]
+    assert kv.find_prefix(make_request(range(9))).num_tokens == 8
+    kv.check_integrity()

@@ -106,13 +106,14 @@ class KVCacheMachine(RuleBasedStateMachine):
             self.memory.check(live.tables, self._digests(live.request), done, done)
 
     @precondition(lambda self: self._idle())
-    @rule(data=st.data())
-    def fork(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), repeats_last=st.booleans())
+    def fork(self, data: st.DataObject, repeats_last: bool) -> None:
         parent = data.draw(st.sampled_from(self._idle()), label="parent")
         child = self._new_request(parent.request.all_token_ids, parent.request.cache_salt)
-        child.num_computed_tokens = parent.request.num_computed_tokens
+        computed = parent.request.num_computed_tokens
+        child.num_computed_tokens = computed - 1 if repeats_last and computed else computed
         child.block_hashes = list(parent.request.block_hashes)
-        tables = self.kv.fork(parent.request, child)
+        tables = self.kv.fork(parent.request, child, computed)
         self.live[child.request_id] = Live(child, tuple(list(table) for table in tables))
 
     @precondition(lambda self: self._idle())

@@ -147,3 +147,18 @@ def test_damaged_head_never_escapes_as_another_error(tiny: Tiny, write_gguf: Wri
         (tmp_path / "broken.gguf").write_bytes(broken)
         with contextlib.suppress(ModelLoadError):
             load_gguf_config(tmp_path / "broken.gguf")
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling"),
+    [
+        (gguf.PoolingType.NONE, "last"),
+        (gguf.PoolingType.MEAN, "mean"),
+        (gguf.PoolingType.CLS, "cls"),
+        (gguf.PoolingType.LAST, "last"),
+        (gguf.PoolingType.RANK, "rank"),
+    ],
+)
+def test_pooling(tiny: Tiny, write_gguf: WriteGGUF, tmp_path: Path, kind: gguf.PoolingType, pooling: str) -> None:
+    path = write_gguf(tiny("qwen3"), tmp_path / "m.gguf", "qwen3", edit=lambda writer: writer.add_pooling_type(kind))
+    assert load_gguf_config(path).pooling == pooling

@@ -10,8 +10,9 @@ import pytest
 
 from ksana.kv import KVCacheManager
 from ksana.scheduling import RequestUpdate, Scheduler
-from ksana.testing.paged_memory import PagedMemoryExecutor, make_kv_config
-from ksana.types.config import SchedulerConfig
+from ksana.scheduling.speculation import Speculator
+from ksana.testing.paged_memory import PagedMemoryExecutor, make_kv_config, prefix_digests
+from ksana.types.config import SchedulerConfig, SpeculationConfig
 from ksana.types.request import Request
 from ksana.types.sampling import SamplingParams
 from ksana.types.step import SchedulerOutput
@@ -27,11 +28,53 @@ class Clock:
         return self.now
 
 
+class Guesser:
+    """A drafter that knows what the executor will draw, and errs now and then: rarely, or each time.
+
+    Attributes:
+        num_right, num_wrong: tokens proposed.
+    """
+
+    def __init__(self, vocab_size: int = 50) -> None:
+        self._vocab_size = vocab_size
+        self._known: set[str] = set()
+        self.num_right = 0
+        self.num_wrong = 0
+
+    def start(self, request: Request) -> None:
+        assert request.num_output_tokens > 0
+        assert request.request_id not in self._known
+        self._known.add(request.request_id)
+
+    def propose(self, request: Request, limit: int) -> list[int]:
+        assert limit > 0
+        tokens = list(request.all_token_ids)
+        errs_at = (len(tokens) // 5 * 7) % 4  # the same for some steps in succession
+        for place in range(limit):
+            token = prefix_digests(tokens)[-1] % self._vocab_size
+            wrong = place == errs_at
+            self.num_right += not wrong
+            self.num_wrong += wrong
+            tokens.append((token + wrong) % self._vocab_size)
+        return tokens[request.num_tokens :]
+
+    def update(self, request: Request, new_token_ids: list[int]) -> None:
+        assert request.request_id in self._known
+        assert request.all_token_ids[-len(new_token_ids) :] == new_token_ids
+
+    def finish(self, request: Request) -> None:
+        self._known.remove(request.request_id)
+
+    def assert_empty(self) -> None:
+        assert not self._known
+
+
 class Bench:
     """A scheduler, the cache it fills, and the executor that checks it.
 
     Args:
         windows: one KV cache group each; None is full attention.
+        drafts: most tokens guessed for a request in a step.
         config: fields of :class:`SchedulerConfig`.
     """
 
@@ -41,12 +84,16 @@ class Bench:
         block_size: int = 4,
         windows: Sequence[int | None] = (None,),
         caching: bool = True,
+        drafts: int = 0,
         **config: Any,
     ) -> None:
         kv_config = make_kv_config(num_blocks, block_size, windows)
         self.clock = Clock()
         self.kv = KVCacheManager(kv_config, enable_prefix_caching=caching)
-        self.scheduler = Scheduler(SchedulerConfig(**config), self.kv, clock=self.clock)
+        self.guesser = Guesser()
+        speculation = SpeculationConfig(method="guesser", num_speculative_tokens=drafts or 1, step_overhead=64)
+        speculator = Speculator(self.guesser, speculation) if drafts else None
+        self.scheduler = Scheduler(SchedulerConfig(**config), self.kv, speculator=speculator, clock=self.clock)
         self.executor = PagedMemoryExecutor(kv_config)
         self._ids = itertools.count()
 
@@ -59,6 +106,12 @@ class Bench:
         limit = len(tokens) + max_tokens
         return Request(name, list(tokens), sampling, max_total_tokens=limit, arrival_time=self.clock.now, **options)
 
+    def group(self, count: int, tokens: int | Sequence[int], max_tokens: int = 4, **options: Any) -> Request:
+        """A request that is not queued yet, and ``count - 1`` others that wait for its prompt."""
+        leader = self.request(tokens, max_tokens, **options)
+        leader.lead([self.request(leader.all_token_ids, max_tokens, **options) for _ in range(count - 1)])
+        return leader
+
     def add(self, tokens: int | Sequence[int], max_tokens: int = 4, **options: Any) -> Request:
         """Queue a request."""
         request = self.request(tokens, max_tokens, **options)
@@ -70,8 +123,13 @@ class Bench:
         step = self.scheduler.schedule()
         self.updates: list[RequestUpdate] = self.scheduler.update_from_output(step, self.executor.execute(step))
         self.kv.check_integrity()
-        assert {request.request_id for request in self.scheduler.running()} <= self.executor.request_ids
+        self.assert_executor_knows_the_running()
         return step
+
+    def assert_executor_knows_the_running(self) -> None:
+        """All but those that have just been forked, which the next step tells of."""
+        running = {request.request_id for request in self.scheduler.running()}
+        assert running - self.scheduler._forked_ids <= self.executor.request_ids
 
     def run(self, max_steps: int = 10_000) -> None:
         """Step until nothing is left, and check that nothing is left behind."""
@@ -87,6 +145,7 @@ class Bench:
         if self.scheduler.has_work():
             self.step()
         assert not self.scheduler.requests
+        self.guesser.assert_empty()
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.kv.num_free_blocks == self.kv.pool.num_usable_blocks
         assert not self.executor.request_ids

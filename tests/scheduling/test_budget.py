@@ -75,15 +75,45 @@ def test_chunk_size_is_a_limit_for_each_request_not_for_the_step(make_bench: Mak
 
 
 def test_prompts_get_little_of_a_step_that_decodes(make_bench: MakeBench) -> None:
-    """A long prompt would stop everybody's text for as long as it takes."""
-    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=4)
+    """A long prompt would stop everybody's text for as long as it takes. The others' tokens take time as well."""
+    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=5)
     bench.add(3, max_tokens=20)
     assert bench.step().num_scheduled_tokens == {"r0": 3}
     bench.add(6, max_tokens=20)
     bench.add(30, max_tokens=2)
     assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 4}
     assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 2, "r2": 2}
-    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 1, "r2": 4}
+    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 1, "r2": 3}
+    bench.run()
+
+
+def test_prompts_go_on_however_many_decode(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=8)
+    for _ in range(8):
+        bench.add(1, max_tokens=20)
+    bench.step()
+    bench.add(6, max_tokens=2)
+    counts = [bench.step().num_scheduled_tokens["r8"] for _ in range(3)]
+    assert counts == [2, 2, 2]
+    bench.run()
+
+
+def test_half_of_the_waiting_begin_to_be_answered_before_the_others(make_bench: MakeBench) -> None:
+    """In one step all would wait for the sum of the prompts."""
+    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=8)
+    for _ in range(5):
+        bench.add(7, max_tokens=2)
+    assert bench.step().num_scheduled_tokens == {"r0": 7, "r1": 7, "r2": 7}
+    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 1, "r2": 1, "r3": 5}
+    bench.run()
+
+
+def test_a_small_step_takes_all_who_wait(make_bench: MakeBench) -> None:
+    """Two steps for few tokens would cost more than one."""
+    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=30)
+    for _ in range(4):
+        bench.add(7, max_tokens=2)
+    assert len(bench.step().num_scheduled_tokens) == 4
     bench.run()
 
 

@@ -142,6 +142,7 @@ def add(bench: Any, request: Request) -> bool:
     chunk=st.sampled_from([0, 1, 3, 7]),
     budget=st.sampled_from([1, 2, 5, 16, 4096]),
     max_num_seqs=st.sampled_from([1, 3, 16]),
+    drafts=st.sampled_from([0, 1, 3, 6]),
     seed=st.integers(0, 3),
 )
 def test_overlapped_traffic_answers_as_requests_do_alone(

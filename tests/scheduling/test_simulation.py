@@ -6,7 +6,7 @@ import gc
 import random
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -22,13 +22,14 @@ MakeBench = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request, when it comes, and after how many steps its client leaves (if ever)."""
+    """Sequences of a prompt, when they come, and after how many steps the first one's client leaves (if ever)."""
 
     step: int
     prompt: list[int]
     max_tokens: int
     priority: int
     leaves_after: int | None
+    num_sequences: int
 
 
 PROMPTS = st.one_of(
@@ -42,7 +43,12 @@ ARRIVALS = st.builds(
     max_tokens=st.integers(1, 16),
     priority=st.integers(0, 2),
     leaves_after=st.one_of(st.none(), st.none(), st.integers(0, 20)),
+    num_sequences=st.sampled_from([1, 1, 1, 2, 4]),
 )
+
+
+def stays(arrival: Arrival) -> Arrival:
+    return replace(arrival, leaves_after=None)
 
 
 def answer_alone(make_bench: MakeBench, prompt: list[int], max_tokens: int, cache: dict[Any, list[int]]) -> list[int]:
@@ -65,6 +71,7 @@ def answer_alone(make_bench: MakeBench, prompt: list[int], max_tokens: int, cach
     chunk=st.sampled_from([0, 1, 3, 7]),
     budget=st.sampled_from([1, 2, 5, 16, 4096]),
     max_num_seqs=st.sampled_from([1, 3, 16]),
+    drafts=st.sampled_from([0, 1, 3, 6]),
     policy=st.sampled_from(["fcfs", "priority"]),
 )
 def test_every_request_answers_as_if_it_were_alone(
@@ -77,16 +84,17 @@ def test_every_request_answers_as_if_it_were_alone(
     admitted: list[tuple[Arrival, Request]] = []
     streamed: dict[str, list[int]] = {}
     pending = sorted(arrivals, key=lambda arrival: arrival.step)
-    work = sum(len(a.prompt) + a.max_tokens for a in arrivals)
+    work = sum((len(a.prompt) + a.max_tokens) * a.num_sequences for a in arrivals)
     for now in range(20 * work + 100):
         while pending and pending[0].step <= now:
             arrival = pending.pop(0)
-            request = bench.request(arrival.prompt, arrival.max_tokens, priority=arrival.priority)
+            request = bench.group(arrival.num_sequences, arrival.prompt, arrival.max_tokens, priority=arrival.priority)
+            sequences = request.sequences
             fits = bench.kv.peak_blocks(request.max_total_tokens, bench.scheduler.max_chunk) <= num_blocks
             try:
                 bench.scheduler.add_request(request)
                 assert fits
-                admitted.append((arrival, request))
+                admitted += [(arrival if sequence is request else stays(arrival), sequence) for sequence in sequences]
             except RequestError:
                 assert not fits
         for arrival, request in admitted:

@@ -46,6 +46,9 @@ class RecordingModel:
     def forward(self, inputs: ModelInputs, context: StepContext) -> torch.Tensor:
         return self._model.forward(inputs, context)
 
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._model.final_norm(hidden)
+
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         self.logits = self._model.compute_logits(hidden)
         return self.logits

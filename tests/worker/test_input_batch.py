@@ -24,7 +24,7 @@ SAMPLING = st.builds(
     top_k=st.sampled_from([-1, 0, 1, 8, 2**80]),
     top_p=st.sampled_from([0.25, 1.0]),
     min_p=st.sampled_from([0.0, 0.125]),
-    logprobs=st.sampled_from([0, 3]),
+    logprobs=st.sampled_from([None, 0, 3]),
 )
 
 
@@ -58,7 +58,9 @@ class InputBatchMachine(RuleBasedStateMachine):
         name = f"r{self.added}"
         self.added += 1
         self.batch.add(
-            NewRequestData(name, list(tokens), computed, tuple(map(list, tables)), sampling, seed, embeddings)
+            NewRequestData(
+                name, list(tokens), computed, tuple(map(list, tables)), sampling, seed, len(tokens), embeddings
+            )
         )
         self.rows[name] = Row(list(tokens), computed, tables, sampling, seed, embeddings)
 
@@ -86,10 +88,14 @@ class InputBatchMachine(RuleBasedStateMachine):
     def append_tokens(self, data: st.DataObject) -> None:
         open_rows = sorted(name for name, row in self.rows.items() if len(row.tokens) < MAX_LEN)
         names = data.draw(st.lists(st.sampled_from(open_rows), unique=True)) if open_rows else []
-        tokens = data.draw(st.lists(st.integers(0, 9), min_size=len(names), max_size=len(names)))
-        self.batch.append_tokens(self.batch.rows(names), np.array(tokens, dtype=np.int64))
-        for name, token in zip(names, tokens, strict=True):
-            self.rows[name].tokens.append(token)
+        tokens = [
+            data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=MAX_LEN - len(self.rows[name].tokens)))
+            for name in names
+        ]
+        self.batch.append_tokens(self.batch.rows(names), [np.array(own, dtype=np.int64) for own in tokens])
+        for name, own in zip(names, tokens, strict=True):
+            self.rows[name].tokens += own
+            self.rows[name].num_computed = len(self.rows[name].tokens) - 1
 
     @invariant()
     def rows_are_as_told(self) -> None:
@@ -105,7 +111,7 @@ class InputBatchMachine(RuleBasedStateMachine):
             assert self.batch.request_ids[place] == name
             assert self.batch.num_tokens[place] == len(row.tokens)
             assert self.batch.num_computed[place] == row.num_computed
-            assert self.batch.num_logprobs[place] == row.sampling.logprobs
+            assert self.batch.num_logprobs[place] == (-1 if row.sampling.logprobs is None else row.sampling.logprobs)
             assert self.batch.token_ids[place, : len(row.tokens)].tolist() == row.tokens
             for table, expected in zip(self.batch.block_tables, row.tables, strict=True):
                 assert table[place, : len(expected)].tolist() == expected
@@ -116,7 +122,8 @@ class InputBatchMachine(RuleBasedStateMachine):
         names = sorted(getattr(self, "rows", {}))
         if not names:
             return
-        params = self.batch.sampling_rows(self.batch.rows(names))
+        offsets = np.arange(len(names))
+        params = self.batch.sampling_rows(self.batch.rows(names), offsets)
         for index, name in enumerate(names):
             row = self.rows[name]
             sampling = row.sampling
@@ -124,7 +131,7 @@ class InputBatchMachine(RuleBasedStateMachine):
             assert params.top_ks[index] == min(max(0, sampling.top_k), 2**63 - 1)
             assert params.top_ps[index] == sampling.top_p
             assert params.min_ps[index] == sampling.min_p
-            position = np.array([len(row.tokens)])
+            position = np.array([len(row.tokens) + offsets[index]])
             if not sampling.is_greedy:
                 assert params.uniforms[index] == uniforms(np.array([row.seed], dtype=np.uint64), position)[0]
 

@@ -157,7 +157,7 @@ def test_forked_requests_write_into_blocks_of_their_own(make_engine: MakeEngine)
     parent.all_token_ids.append(token)
     child = Request("child", [*prompt, 8], parent.sampling, max_total_tokens=20)
     child.num_computed_tokens = 6
-    second = SchedulerOutput({"parent": 1, "child": 1}, [describe(child, kv.fork(parent, child))])
+    second = SchedulerOutput({"parent": 1, "child": 1}, [describe(child, kv.fork(parent, child, 6))])
     for request in (parent, child):
         second.block_table_updates[request.request_id] = kv.grow(request, 1)
     second.block_copies = kv.take_block_copies()
@@ -176,6 +176,7 @@ def describe(request: Request, tables: tuple[list[int], ...]) -> NewRequestData:
         tables,
         request.sampling,
         request.seed,
+        request.num_prompt_tokens,
     )
 
 

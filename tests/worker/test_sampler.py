@@ -17,6 +17,7 @@ from ksana.kernels.cpu.native import NativeKernels
 from ksana.kernels.cpu.native_backend import NativeCPUBackend
 from ksana.types.config import KernelConfig
 from ksana.worker import sampler
+from ksana.worker.logits_processor import BANNED
 from ksana.worker.sampler import SamplingRows
 
 BACKEND: KernelBackend
@@ -40,7 +41,7 @@ def _backend(request: pytest.FixtureRequest) -> Iterator[None]:
 def sample(logits: torch.Tensor, params: SamplingRows) -> np.ndarray:
     likeliest, finite = BACKEND.argmax(logits)
     assert finite.all()
-    return sampler.sample(BACKEND, logits, likeliest, params)
+    return sampler.sample(BACKEND, logits, likeliest, params, np.arange(len(logits)))
 
 
 def rows(
@@ -246,3 +247,29 @@ def test_log_probabilities_are_those_of_the_unchanged_logits() -> None:
         order = expected[row].argsort(descending=True)[: counts[row]]
         assert [token for token, _ in entry.top] == order.tolist()
         assert [logprob for _, logprob in entry.top] == pytest.approx(expected[row, order].tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [9, 1500, 5000])
+@pytest.mark.parametrize("temperature", [1e-8, 1.0, 100.0])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 4}, {"top_p": 0.4}, {"top_k": 1200, "top_p": 0.99}, {"min_p": 0.2}])
+def test_banned_tokens_are_never_drawn(size: int, temperature: float, filters: dict[str, float]) -> None:
+    """Their logits are the lowest there are: no sum of them, and no difference to one, may become infinite."""
+    logits = torch.full((6, size), BANNED)
+    left = [2, size - 3]
+    logits[:, left] = torch.tensor([3.0, 2.9])
+    logits[3:, left] = torch.tensor([3e38, -3e38])
+    for uniform in (0.0, 0.5, 1 - 2.0**-53):
+        tokens = sample(logits, rows(6, temperature=temperature, uniforms=uniform, **filters)).tolist()  # type: ignore[arg-type]
+        assert set(tokens) <= set(left)
+        assert tokens[3:] == [2] * 3
+
+
+def test_rows_are_drawn_from_where_they_are() -> None:
+    """Some rows of the logits, as if the others were not there."""
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 300)).astype(np.float32))
+    params = rows(5, uniforms=np.linspace(0.1, 0.9, 5))
+    params.temperatures[1], params.top_ks[2] = 0.0, 7
+    chosen = np.array([1, 2, 4])
+    likeliest, _ = BACKEND.argmax(logits)
+    tokens = sampler.sample(BACKEND, logits, likeliest, params.take(chosen), chosen)
+    assert tokens.tolist() == sample(logits, params)[chosen].tolist()
