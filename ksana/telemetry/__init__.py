@@ -1,0 +1,1 @@
+"""How the engine's counts leave the process: scraped by Prometheus, pushed by OpenTelemetry."""

@@ -1,0 +1,1 @@
+"""What is pushed to an OpenTelemetry collector. All modules here need the extra ``otlp``."""
