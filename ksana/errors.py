@@ -53,6 +53,7 @@ class RequestError(KsanaError):
         code: the machine-readable ``code`` field, for example ``context_length_exceeded``.
         param: the request field at fault, for example ``temperature``.
         ksana_code: one of :class:`KsanaCode`.
+        retry_after_s: seconds after which a client may try again, where that is known better than by the status.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class RequestError(KsanaError):
         code: str | None = None,
         param: str | None = None,
         ksana_code: int = KsanaCode.INVALID_ARGUMENT,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -72,3 +74,4 @@ class RequestError(KsanaError):
         self.code = code
         self.param = param
         self.ksana_code = ksana_code
+        self.retry_after_s = retry_after_s

@@ -1,4 +1,4 @@
-"""The native API as a plugin, on by default: ``POST /generate``."""
+"""The native API as a plugin, on by default: ``POST /generate`` and ``POST /forward``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 @hookimpl
 def ksana_register_routes(app: web.Application, engine: AsyncEngine, config: KsanaConfig) -> None:
-    """Add the route."""
+    """Add the routes."""
     # Here and not above: a process without a server does not pay for one.
+    from ksana.server.forward import ForwardHandler
     from ksana.server.generate import GenerateHandler
 
     app.router.add_post("/generate", GenerateHandler(engine).handle)
+    app.router.add_post("/forward", ForwardHandler(engine).handle)

@@ -152,7 +152,13 @@ def _add_fields(group: argparse._ArgumentGroup, fields: Iterable[Field]) -> None
             _add_switch(group, field)
             continue
         flags = (field.flag, *_ALIASES.get(field.path, ()))
-        group.add_argument(*flags, dest=_dest(field), metavar=_metavar(field), help=_help(field, str(field.default)))
+        group.add_argument(
+            *flags,
+            dest=_dest(field),
+            action="append" if field.is_list else "store",
+            metavar=_metavar(field),
+            help=_help(field, "" if field.is_list else str(field.default)),
+        )
 
 
 def _add_switch(group: argparse._ArgumentGroup, field: Field) -> None:
@@ -171,7 +177,7 @@ def _off_flag(field: Field) -> str:
 def _metavar(field: Field) -> str:
     if field.choices:
         return "{" + ",".join(field.choices) + "}"
-    return "N" if field.type in (int, float) else field.path[-1].rsplit("_", 1)[-1].upper()
+    return "N" if field.type in (int, float) else field.flag.rsplit("-", 1)[-1].upper()
 
 
 def _help(field: Field, default: str) -> str:

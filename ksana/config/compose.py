@@ -114,8 +114,13 @@ def _validate_part(part: type[PartT], section: str, settings: Settings) -> PartT
     try:
         return part.model_validate({name: setting.value for name, setting in own.items()})
     except ValidationError as error:
-        problems = [_describe_problem(own[str(item["loc"][0])], item) for item in error.errors()]
-        raise ConfigError("; ".join(problems)) from error
+        problems = [_describe_problem(core_fields()[section, name], own[name], item) for name, item in _named(error)]
+        raise ConfigError("; ".join(problems)) from None
+
+
+def _named(error: ValidationError) -> list[tuple[str, Any]]:
+    """The problems, each with the field that has it."""
+    return [(str(item["loc"][0]), item) for item in error.errors()]
 
 
 def _validate_plugin_options(fields: Mapping[Path, Field], settings: Settings) -> dict[str, dict[str, object]]:
@@ -137,7 +142,7 @@ def _validate_option(field: Field, setting: Setting | None) -> object:
     try:
         return TypeAdapter(field.type).validate_python(setting.value)
     except ValidationError as error:
-        raise ConfigError("; ".join(_describe_problem(setting, item) for item in error.errors())) from error
+        raise ConfigError("; ".join(_describe_problem(field, setting, item) for item in error.errors())) from None
 
 
 def _refuse_stray_bool(field: Field, setting: Setting) -> None:
@@ -148,7 +153,8 @@ def _refuse_stray_bool(field: Field, setting: Setting) -> None:
         )
 
 
-def _describe_problem(setting: Setting, problem: Any) -> str:
-    valid = problem["msg"].replace("Input should be", "must be", 1)
+def _describe_problem(field: Field, setting: Setting, problem: Any) -> str:
+    valid = problem["msg"].replace("Input should be", "must be", 1).removeprefix("Value error, ")
     hint = _KUBERNETES_HINT if str(setting.value).startswith("tcp://") else ""
-    return f"{setting.source}: {setting.value!r} is not valid: {valid[:1].lower()}{valid[1:]}{hint}"
+    value = "what it says" if field.is_secret else repr(setting.value)
+    return f"{setting.source}: {value} is not valid: {valid[:1].lower()}{valid[1:]}{hint}"

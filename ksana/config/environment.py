@@ -19,6 +19,9 @@ _ORIGINAL_VARIABLES: dict[str, Path] = {
     "KLLM_LOG_LEVEL": ("server", "log_level"),
     "KLLM_MAX_DEVICE_BLOCKS": ("cache", "num_blocks"),
 }
+_SHORT_VARIABLES: dict[str, Path] = {"KSANA_API_KEY": ("server", "api_keys")}
+"""Variables under which a field is known beside its regular one, which wins."""
+
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 _TYPO_RATIO = 0.85
@@ -36,6 +39,9 @@ def settings_from_environment(environ: Mapping[str, str], plugin_fields: Iterabl
     for variable, path in _ORIGINAL_VARIABLES.items():
         if value := environ.get(variable, "").strip():
             settings[path] = Setting(value.lower(), _source(variable))
+    for variable, path in _SHORT_VARIABLES.items():
+        if value := environ.get(variable, "").strip():
+            settings[path] = Setting(value, _source(variable))
     own = [field for path, field in core_fields().items() if path not in (PLUGINS_PATH, AUTOLOAD_PATH)]
     for field in [*own, *plugin_fields]:
         if value := environ.get(field.env, "").strip():

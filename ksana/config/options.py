@@ -24,16 +24,18 @@ class OptionRegistry:
         self._fields: dict[Path, Field] = {}
         self._owners: dict[str, str] = {field.flag: self._owner for field in core_fields().values()}
 
-    def add(self, group: str, name: str, type: Any, *, default: Any, help: str) -> None:
+    def add(self, group: str, name: str, type: Any, *, default: Any, help: str, flag: str = "") -> None:
         """Add an option; its value is found in ``config.plugin_options[group][name]``.
 
         Args:
             group: short name of the plugin; flag ``--GROUP-NAME``, variable ``KSANA_GROUP_NAME``, YAML key
                 ``plugin_options.GROUP.NAME``.
             name: name within the group, in lower case with underscores.
-            type: ``str``, ``int``, ``float``, ``bool``, ``Literal["a", "b"]`` or any other type pydantic validates.
+            type: ``str``, ``int``, ``float``, ``bool``, ``Literal["a", "b"]`` or any other type pydantic validates;
+                ``pydantic.SecretStr`` for a password or a key, which is then shown nowhere.
             default: value if nobody sets it; must be valid.
             help: one line for ``--help``.
+            flag: a flag that operators know the option by, instead of the one made of group and name.
 
         Raises:
             PluginLoadError: the name is malformed, the default invalid, or the option exists already.
@@ -45,19 +47,19 @@ class OptionRegistry:
             raise PluginLoadError(
                 f"plugin {self._owner!r} adds an option to the group {group!r}, which is a section of the core"
             )
-        field = Field((PLUGIN_OPTIONS, group, name), type, default, help, flag_name(group, name), env_name(group, name))
-        if field.flag in self._owners:
-            other = self._owners[field.flag]
-            raise PluginLoadError(f"plugin {self._owner!r} adds the option {field.flag}, which {other!r} already has")
+        flag = flag or flag_name(group, name)
+        if flag in self._owners:
+            raise PluginLoadError(
+                f"plugin {self._owner!r} adds the option {flag}, which {self._owners[flag]!r} already has"
+            )
         try:
-            TypeAdapter(type).validate_python(default)
+            default = TypeAdapter(type).validate_python(default)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
-            raise PluginLoadError(
-                f"plugin {self._owner!r}: the default of {field.flag} is invalid: {reason}"
-            ) from error
-        self._fields[field.path] = field
-        self._owners[field.flag] = self._owner
+            raise PluginLoadError(f"plugin {self._owner!r}: the default of {flag} is invalid: {reason}") from error
+        path = (PLUGIN_OPTIONS, group, name)
+        self._fields[path] = Field(path, type, default, help, flag, env_name(group, name))
+        self._owners[flag] = self._owner
 
     def fields(self) -> dict[Path, Field]:
         """All options by path, sorted by group, within a group in the order of addition."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
+from pydantic import SecretStr
+
 from ksana.types.config import ConfigPart, KsanaConfig
 
 Path = tuple[str, ...]
@@ -61,6 +63,16 @@ class Field:
         return tuple(map(str, get_args(self.type))) if get_origin(self.type) is Literal else ()
 
     @property
+    def is_list(self) -> bool:
+        """True if it holds several values, for which its flag may be repeated."""
+        return get_origin(self.type) is tuple
+
+    @property
+    def is_secret(self) -> bool:
+        """True if its value must not be shown."""
+        return SecretStr in (self.type, *get_args(self.type))
+
+    @property
     def accepts_bool(self) -> bool:
         """True if ``true`` and ``false`` are among its values."""
         members = get_args(self.type) if get_origin(self.type) in (Union, types.UnionType) else (self.type,)
@@ -69,12 +81,19 @@ class Field:
 
 _FLAGS = {
     ("scheduler", "policy"): "--scheduling-policy",
+    ("speculation", "method"): "--speculative",
+    ("speculation", "max_requests"): "--speculative-max-requests",
+    ("speculation", "step_overhead"): "--speculative-step-overhead",
+    ("speculation", "trie_nodes"): "--speculative-trie-nodes",
     ("cache", "memory_fraction"): "--cache-memory-fraction",
     ("cache", "max_bytes"): "--cache-max-bytes",
+    ("server", "api_keys"): "--api-key",
+    ("server", "cors_origins"): "--cors-origin",
+    ("telemetry", "otlp_attributes"): "--otlp-attribute",
     ("plugins", "autoload"): "--plugin-autoload",
     PLUGINS_PATH: "-p",
 }
-"""Flags of fields whose bare name says too little outside its section."""
+"""Flags of fields whose bare name says too little outside its section, or names several values of which it is one."""
 
 
 @cache

@@ -49,15 +49,32 @@ def _memory_ratio(value: Any) -> Any:
     return None if value == -1 else value  # -1: the original's word for automatic
 
 
+def _collector(url: Any) -> str:
+    if not isinstance(url, str):
+        raise TypeError("must be a URL")
+    return url.removesuffix("/").removesuffix("/v1/metrics")  # the original's is that of the metrics alone
+
+
+def _attributes(value: Any) -> list[str]:
+    if not isinstance(value, dict):
+        raise TypeError("must hold names with values")
+    return [f"{name}={text}" for name, text in value.items()]
+
+
+def _speculative_method(enabled: Any) -> str | None:
+    if not isinstance(enabled, bool):
+        raise TypeError("must be true or false")
+    return "trie" if enabled else None
+
+
 _NO_TENSOR_PARALLEL = "tensor parallelism is not available in this version"
 _NO_PIPELINE = "pipeline parallelism is not available in this version"
 _NO_EXPERT = "expert parallelism is not available in this version"
 _NO_SWAP = "there are no host blocks: a preempted request is computed again"
-_NO_SPECULATIVE = "speculative decoding is not available in this version"
+_NO_DRAFT_LAYERS = "drafting with layers of the model is not available in this version; see speculation.method"
 _NO_PD = "prefill and decode on separate nodes is not available in this version"
 _NO_GPTQ = "weights quantised by GPTQ are not available in this version"
 _OWN_QUANTIZATION = "the methods here are those of model.quantization: int8, int4, stored"
-_NO_METRICS_PUSH = "pushing metrics is not available in this version"
 _NO_GLOBAL_CACHE = "a global cache is not available in this version"
 _ONE_SCHEDULER = "there is one scheduler, with continuous batching"
 _ONE_STEP_AHEAD = "one step is planned ahead, with enable_async"
@@ -103,11 +120,11 @@ _BATCH_SCHEDULER = {
     "preempt_mode": RefusedKey("the modes are 0 and 1, and without host blocks both compute again", (0, 1)),
     "swap_threadpool_size": RefusedKey(_NO_SWAP, (2,)),
     "min_flexible_cache_num": RefusedKey("flexible caching is not available in this version", (0,)),
-    "enable_speculative_decoding": RefusedKey(_NO_SPECULATIVE, (False,)),
-    "speculative_method": RefusedKey(_NO_SPECULATIVE, ("",)),
-    "mtp_step_num": RefusedKey(_NO_SPECULATIVE, (0,)),
-    "enable_mtp_module": RefusedKey(_NO_SPECULATIVE, (False,)),
-    "enable_xgrammar": RefusedKey("structured output is not available in this version", (False,)),
+    "enable_speculative_decoding": MappedKey(("speculation", "method"), _speculative_method),
+    "speculative_method": RefusedKey("other methods than trie are named by speculation.method", ("", "trie")),
+    "mtp_step_num": RefusedKey(_NO_DRAFT_LAYERS, (0,)),
+    "enable_mtp_module": RefusedKey(_NO_DRAFT_LAYERS, (False,)),
+    "enable_xgrammar": RefusedKey("structured output is always available", (False, True)),
     "enable_async": MappedKey(("scheduler", "enable_async")),
     "enable_executor_build_ahead": RefusedKey(_ONE_STEP_AHEAD, (False,)),
     "max_chunked_kv_tokens": RefusedKey("use max_step_tokens and split_fuse_token_num", (0,)),
@@ -137,10 +154,10 @@ _OTHER_SETTINGS = {
     "quantization_config.gptq_backend": RefusedKey(_NO_GPTQ),
     "quantization_config.kv_cache.dtype": MappedKey(("cache", "kv_cache_dtype")),
     "quantization_config.weight.quant_method": RefusedKey(_OWN_QUANTIZATION, ("auto",)),
-    "profiler.metrics_export_url": RefusedKey(_NO_METRICS_PUSH, ("",)),
-    "profiler.export_interval_millis": RefusedKey(_NO_METRICS_PUSH, (60000,)),
-    "profiler.export_timeout_millis": RefusedKey(_NO_METRICS_PUSH, (1000,)),
-    "profiler.attributes": RefusedKey(_NO_METRICS_PUSH, ({},)),
+    "profiler.metrics_export_url": MappedKey(("telemetry", "otlp_endpoint"), _collector),
+    "profiler.export_interval_millis": MappedKey(("telemetry", "otlp_interval_s"), _milliseconds_to_seconds),
+    "profiler.export_timeout_millis": MappedKey(("telemetry", "otlp_timeout_s"), _milliseconds_to_seconds),
+    "profiler.attributes": MappedKey(("telemetry", "otlp_attributes"), _attributes),
     "endpoint_type": RefusedKey("endpoints other than python come as plugins", ("python",)),
     "tokenization.tokenizer_path": MappedKey(("model", "tokenizer")),
     "tokenization.add_special_tokens": RefusedKey(_PER_REQUEST, (True,)),

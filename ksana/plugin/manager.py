@@ -91,7 +91,7 @@ class KsanaPluginManager(pluggy.PluginManager):
             UsageError: what a plugin objects to, or that its ``ksana_configure`` failed.
         """
         try:
-            self.hook.ksana_configure(config=config)
+            self.hook.ksana_configure(config=config, pluginmanager=self)
         except UsageError:
             raise
         except Exception as error:

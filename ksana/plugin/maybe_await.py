@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,10 +39,27 @@ async def call_in_order(manager: pluggy.PluginManager, hook_name: str, **kwargs:
     object in turn, that would break the promised order (last registered first), so each is called by itself here.
     A wrapper therefore wraps the implementation of its own plugin only.
     """
+    results: list[Any] = []
+    for caller in _callers_of_each(manager, hook_name):
+        results += await await_all(caller(**kwargs))
+    return results
+
+
+async def call_first(manager: pluggy.PluginManager, hook_name: str, **kwargs: Any) -> Any:
+    """Ask plugin by plugin until one has an answer other than None, and return that, or None if nobody has.
+
+    A plain call of a firstresult hook would take the coroutine of an implementation for its answer.
+    """
+    for caller in _callers_of_each(manager, hook_name):
+        answer = await maybe_await(caller(**kwargs))
+        if answer is not None:
+            return answer
+    return None
+
+
+def _callers_of_each(manager: pluggy.PluginManager, hook_name: str) -> Iterator[pluggy.HookCaller]:
+    """The hook as each plugin by itself implements it, in the order of calls."""
     caller: pluggy.HookCaller = getattr(manager.hook, hook_name)
     plugins = [impl.plugin for impl in reversed(caller.get_hookimpls())]
-    results: list[Any] = []
     for plugin in dict.fromkeys(plugins):
-        others = [other for other in plugins if other is not plugin]
-        results += await await_all(manager.subset_hook_caller(hook_name, others)(**kwargs))
-    return results
+        yield manager.subset_hook_caller(hook_name, [other for other in plugins if other is not plugin])

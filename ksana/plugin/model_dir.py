@@ -6,18 +6,15 @@ It is code out of a downloaded folder, so it runs only when the operator trusts 
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import inspect
-import itertools
 import json
 import logging
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ksana.errors import PluginLoadError, UsageError
+from ksana.plugin.import_file import import_file
 from ksana.plugin.manager import KsanaPluginManager, check_api_number
 from ksana.plugin.messages import describe_cause
 from ksana.plugin.model_dir_adapter import METHOD_KEYWORDS, ModelDirAdapter, PluginThreads
@@ -31,8 +28,6 @@ PLUGIN_NAME = "model-folder"
 
 _TYPO_RATIO = 0.85
 """Similarity above which a method is taken for a misspelt one of the contract, not for a helper."""
-
-_load_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +65,7 @@ def register_model_dir_plugin(manager: KsanaPluginManager, found: ModelDirPlugin
     Raises:
         PluginLoadError: the file does not import, lacks the class, or ``init_plugin`` raises.
     """
-    module = _import_file(found.file)
+    module = import_file(found.file)
     plugin_class = getattr(module, CLASS_NAME, None)
     if not inspect.isclass(plugin_class):
         raise PluginLoadError(f"{found.file} defines no class {CLASS_NAME}")
@@ -129,27 +124,6 @@ def _check_method(method: Any, name: str, keywords: tuple[str, ...], file: Path)
         inspect.signature(method).bind(**dict.fromkeys(keywords))
     except TypeError as error:
         raise PluginLoadError(f"{file}: {CLASS_NAME}.{name} must accept **kwargs: {error}") from error
-
-
-def _import_file(file: Path) -> ModuleType:
-    """Import under a name of its own, as a package whose path is the model's folder.
-
-    Being a package lets ``from .vision import Encoder`` find ``vision.py`` beside it. The folder is not put on
-    ``sys.path``: a ``json.py`` in it could then shadow the standard library's for the whole process.
-    """
-    name = f"_ksana_model_plugin_{next(_load_numbers)}"
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=[str(file.parent)])
-    if spec is None or spec.loader is None:
-        raise PluginLoadError(f"{file} cannot be read as a Python module")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # relative imports, dataclasses and pickle look there
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        for loaded in [key for key in sys.modules if key == name or key.startswith(name + ".")]:
-            del sys.modules[loaded]
-        raise PluginLoadError(f"{file} does not import: {describe_cause(error)}") from error
-    return module
 
 
 def _read_model_type(folder: Path) -> str:

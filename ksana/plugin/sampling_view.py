@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from typing import Literal
 
 from ksana.errors import RequestError
 from ksana.types.sampling import SamplingParams
@@ -21,6 +22,11 @@ class SamplingConfig:
         max_new_tokens: most tokens to generate; -1 means until the model's length limit.
         logprobs: k reports the log probability of each generated token, and of the k likeliest beside it.
         stop_strings, stop_token_ids: what ends the text beside the model's own end-of-sequence tokens.
+        min_tokens, repetition_penalty, presence_penalty, frequency_penalty, no_repeat_ngram_size,
+            encoder_no_repeat_ngram_size, decoder_no_repeat_ngram_size, bad_words, num_beams, length_penalty,
+            early_stopping: as in ``SamplingParams``.
+        logit_bias: numbers by token id.
+        num_return_sequences: sequences to sample, or beams to return.
 
     The fields after these exist in the original and are not available in this version: only their defaults pass.
     """
@@ -36,14 +42,20 @@ class SamplingConfig:
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
     logprobs: int = 0
-
+    min_tokens: int = 0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
     encoder_no_repeat_ngram_size: int = 0
     decoder_no_repeat_ngram_size: int = 0
-    num_beams: int = 1
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    bad_words: list[str] = field(default_factory=list)
     num_return_sequences: int = 1
+    num_beams: int = 1
     length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
     enable_structured_output: bool = False
     json_schema: str = ""
     enable_thinking: bool = True
@@ -61,7 +73,11 @@ class SamplingConfig:
             stop_strings=list(params.stop),
             stop_token_ids=list(params.stop_token_ids),
             ignore_eos=params.ignore_eos,
-            logprobs=params.logprobs,
+            logprobs=params.logprobs or 0,
+            logit_bias=dict(params.logit_bias),
+            bad_words=list(params.bad_words),
+            num_return_sequences=params.n,
+            **{name: getattr(params, name) for name in _SAME_IN_BOTH},
         )
 
     def to_params(self, base: SamplingParams) -> SamplingParams:
@@ -84,11 +100,29 @@ class SamplingConfig:
             stop=tuple(self.stop_strings),
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
-            logprobs=self.logprobs,
+            logprobs=self.logprobs or None,
+            logit_bias=tuple(self.logit_bias.items()),
+            bad_words=tuple(self.bad_words),
+            n=self.num_return_sequences,
+            **{name: getattr(self, name) for name in _SAME_IN_BOTH},
         )
 
 
-_FIRST_UNAVAILABLE = "repetition_penalty"
+_SAME_IN_BOTH = (
+    "min_tokens",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "decoder_no_repeat_ngram_size",
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
+)
+"""Options that are called, and mean, the same here and there."""
+
+_FIRST_UNAVAILABLE = "enable_structured_output"
 _NAMES = [f.name for f in fields(SamplingConfig)]
 _UNAVAILABLE = {name: getattr(SamplingConfig(), name) for name in _NAMES[_NAMES.index(_FIRST_UNAVAILABLE) :]}
 """Fields that are not available, with the one value that passes."""

@@ -10,9 +10,12 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from ksana.errors import UsageError
+from ksana.server.auth import Authentication, authentication_middleware
+from ksana.server.cors import CrossOrigin
 from ksana.server.health import add_health_routes
 from ksana.server.http_log import protocol_logger
 from ksana.server.lifecycle import Lifecycle, Phase
+from ksana.server.limits import limit_middleware, make_limiters
 from ksana.server.middlewares import (
     access_log_middleware,
     drain_middleware,
@@ -20,6 +23,8 @@ from ksana.server.middlewares import (
     error_middleware,
     request_id_middleware,
 )
+from ksana.server.openapi import add_openapi_route
+from ksana.server.security_headers import add_security_headers
 from ksana.types.config import KsanaConfig
 
 if TYPE_CHECKING:
@@ -35,25 +40,39 @@ def create_app(
     config: KsanaConfig,
     plugin_manager: KsanaPluginManager,
     lifecycle: Lifecycle | None = None,
+    authentication: Authentication | None = None,
 ) -> web.Application:
     """Build the application that serves ``engine``.
 
     Args:
         lifecycle: the phase that ``/ready`` reports and that decides whether new work is taken; by default ready.
+        authentication: decides who may use the server; by default made from ``config``.
 
     Raises:
-        UsageError: two plugins want the same method and path.
+        UsageError: two plugins want the same method and path, or the configuration of the server cannot work.
     """
     lifecycle = lifecycle or Lifecycle(Phase.READY)
+    authentication = authentication or Authentication(config, plugin_manager)
+    cross_origin = CrossOrigin(config.server.cors_origins)
     middlewares: list[Middleware] = [request_id_middleware()]
     if config.server.access_log:
         middlewares.append(access_log_middleware())
-    middlewares += [error_middleware(), drain_middleware(lifecycle)]
+    if cross_origin:
+        middlewares.append(cross_origin.preflight_middleware())
+    middlewares.append(error_middleware())
+    if authentication.required:
+        middlewares.append(authentication_middleware(authentication))
+    middlewares.append(drain_middleware(lifecycle))
+    if limiters := make_limiters(config, plugin_manager):
+        middlewares.append(limit_middleware(limiters))
     plugin_manager.hook.ksana_middlewares(register=middlewares.append, config=config)
 
     app = web.Application(middlewares=middlewares, client_max_size=config.server.max_body_bytes)
-    app.on_response_prepare.append(echo_request_id)
+    app.on_response_prepare.extend((echo_request_id, add_security_headers))
+    if cross_origin:
+        app.on_response_prepare.append(cross_origin.add_headers)
     add_health_routes(app, engine, lifecycle)
+    add_openapi_route(app, needs_key=authentication.required)
     _add_plugin_routes(app, engine, config, plugin_manager)
     return app
 

@@ -14,8 +14,11 @@ from ksana.server.json_response import json_response
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_S = {429: "1", 503: "5"}
+RETRY_AFTER_S = {429: 1, 503: 5}
 """Seconds after which a client may try again, by the status that tells it to."""
+
+_CHALLENGE = 'Bearer realm="ksana"'
+"""How to prove who one is, as every answer 401 has to say."""
 
 _HTTP_CODES = {
     404: "not_found",
@@ -41,8 +44,11 @@ def error_response(
 ) -> web.Response:
     """The whole HTTP answer for ``error``; ``body`` replaces the usual one."""
     all_headers = dict(headers or {})
-    if error.status in RETRY_AFTER_S:
-        all_headers["Retry-After"] = RETRY_AFTER_S[error.status]
+    retry_after_s = RETRY_AFTER_S.get(error.status) if error.retry_after_s is None else error.retry_after_s
+    if retry_after_s is not None:
+        all_headers["Retry-After"] = str(retry_after_s)
+    if error.status == 401:
+        all_headers["WWW-Authenticate"] = _CHALLENGE
     return json_response(body or error_body(error), status=error.status, headers=all_headers)
 
 

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from aiohttp import web
 
 from ksana.errors import RequestError
-from ksana.server.errors import as_request_error, error_response, native_error_body, renamed_params
+from ksana.server.errors import native_error_body, renamed_params
 from ksana.server.generate_request import (
     UNSUPPORTED,
-    UNSUPPORTED_SAMPLING,
     GenerateRequest,
-    InputRefitEmbedding,
     SamplingConfig,
 )
 from ksana.server.generation import Generation
+from ksana.server.input_embeddings import InputRefitEmbedding, input_embeddings
 from ksana.server.json_body import parse_json, read_json
 from ksana.server.json_response import json_response
+from ksana.server.logit_bias import parse_logit_bias
 from ksana.server.middlewares import REQUEST_ID
+from ksana.server.native_errors import with_native_errors
+from ksana.server.operations import describes
 from ksana.server.streaming import Framing, JsonStream
+from ksana.server.structured_output import grammar_of, grammar_param, grammar_start
 from ksana.server.unsupported import refuse_unsupported
 from ksana.types.output import RequestOutput
-from ksana.types.request import InputEmbedding, RequestDraft
+from ksana.types.request import RequestDraft
 from ksana.types.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -36,14 +39,18 @@ NUL_ENDED = Framing(
 )
 """Every chunk is a whole JSON object that ends with a zero byte; the end of the stream has no mark of its own."""
 
-_SAMPLING_PARAM_NAMES = {
-    "max_tokens": "sampling_config.max_new_tokens",
-    "top_k": "sampling_config.topk",
-    "top_p": "sampling_config.topp",
-    "stop": "sampling_config.stop_strings",
-    **{name: f"sampling_config.{name}" for name in ("temperature", "min_p", "seed", "stop_token_ids", "logprobs")},
+_OWN_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "top_k": "topk",
+    "top_p": "topp",
+    "stop": "stop_strings",
+    "prompt_logprobs": "input_top_logprobs_num",
+    "n": "num_return_sequences",
 }
 """This API's names for what sampling parameters call otherwise."""
+
+_SAMPLING_PARAM_NAMES = {f.name: f"sampling_config.{_OWN_NAMES.get(f.name, f.name)}" for f in fields(SamplingParams)}
+"""Where in the body the sampling parameters are."""
 
 
 class GenerateHandler:
@@ -52,29 +59,32 @@ class GenerateHandler:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
+    @describes(
+        "Continue a prompt, in the wire format of KsanaLLM", request=GenerateRequest, stream=NUL_ENDED.content_type
+    )
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request; errors carry the numeric status of the original beside the usual shape."""
-        try:
-            return await self._generate(request)
-        except (asyncio.CancelledError, ConnectionError):
-            raise
-        except Exception as error:
-            described = as_request_error(error, request[REQUEST_ID])
-            return error_response(described, body=native_error_body(described))
+        return await with_native_errors(request, self._generate(request))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await read_json(request, GenerateRequest)
         self._check_model(body.model_name)
         with renamed_params(_param_names(body)):
             draft = make_draft(body, hidden_size=self._engine.model_config.hidden_size)
+            self._set_grammar(draft, body)
             draft.external_id = request[REQUEST_ID]
             draft.final_only = body.stream is False
             async with Generation(self._engine, [draft]) as generation:
                 if body.stream is False:
-                    [output] = await generation.results()
-                    return json_response(response_body(output))
+                    return json_response(response_body(await generation.results()))
                 await generation.wait_for_first()
                 return await _stream(request, generation)
+
+    def _set_grammar(self, draft: RequestDraft, body: GenerateRequest) -> None:
+        grammar = grammar_of(body)
+        if grammar is not None:
+            start = grammar_start(body, self._engine.tokenizer)
+            draft.sampling = replace(draft.sampling, grammar=grammar, grammar_after=start)
 
     def _check_model(self, name: str | None) -> None:
         known = (self._engine.served_model_name, self._engine.model_config.name)
@@ -88,24 +98,29 @@ class GenerateHandler:
 
 
 async def _stream(request: web.Request, generation: Generation) -> web.StreamResponse:
+    latest = [RequestOutput(stream.request_id, stream.prompt_token_ids) for stream in generation.streams]
     async with JsonStream(request, NUL_ENDED) as stream:
-        async for _, output in generation:
-            await stream.send(response_body(output))
+        async for index, output in generation:
+            latest[index] = output
+            await stream.send(response_body(latest))
     return stream.response
 
 
-def response_body(output: RequestOutput) -> dict[str, Any]:
-    """The JSON object for ``output``: everything from the start, not only what is new."""
+def response_body(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """The JSON object for the sequences of a prompt: everything from the start, not only what is new."""
+    logprobs = [[entry.as_pairs() for entry in output.logprobs] for output in outputs]
     body: dict[str, Any] = {
-        "texts": [output.text],
-        "output_token_ids": [output.token_ids],
-        "logprobs": [[entry.as_pairs() for entry in output.logprobs]] if output.logprobs else [],
-        "input_token_ids": output.prompt_token_ids,
+        "texts": [output.text for output in outputs],
+        "output_token_ids": [output.token_ids for output in outputs],
+        "logprobs": logprobs if any(logprobs) else [],
+        "input_token_ids": outputs[0].prompt_token_ids,
     }
-    if output.finish_reason is not None:
-        body["finish_reasons"] = [output.finish_reason.value]
-    if output.extra:
-        body["extra"] = output.extra
+    reasons = [output.finish_reason and output.finish_reason.value for output in outputs]
+    if any(reasons):
+        body["finish_reasons"] = reasons
+    extras = [output.extra for output in outputs]
+    if any(extras):
+        body["extra"] = extras if len(extras) > 1 else extras[0]
     return body
 
 
@@ -119,12 +134,13 @@ def make_draft(body: GenerateRequest, *, hidden_size: int) -> RequestDraft:
         RequestError: a field is wrong, or asks for what this version does not have.
     """
     refuse_unsupported(body.model_extra or {}, UNSUPPORTED)
+    refit = body.input_refit_embedding or InputRefitEmbedding(pos=body.pos, embeddings=body.embeddings)
     draft = RequestDraft(
         prompt=body.prompt,
         prompt_token_ids=body.input_tokens,
         messages=body.messages,
         sampling=make_sampling_params(body.sampling_config),
-        embeddings=_embeddings(body, hidden_size),
+        embeddings=input_embeddings(refit, hidden_size),
         additional_params=body.additional_params or {},
     )
     if body.use_chat_template and body.prompt is not None:
@@ -136,12 +152,11 @@ def make_draft(body: GenerateRequest, *, hidden_size: int) -> RequestDraft:
 
 def make_sampling_params(config: SamplingConfig) -> SamplingParams:
     """Greedy by default, as the original: sampling needs a ``topk`` other than 1 and no ``do_sample: false``."""
-    extra = config.model_extra or {}
-    refuse_unsupported(extra, UNSUPPORTED_SAMPLING, prefix="sampling_config.")
-    _refuse_unknown(extra)
+    _refuse_unknown(config.model_extra or {})
     top_k = 1 if config.topk is None else config.topk
     greedy = config.do_sample is False or top_k == 1 or config.temperature == 0
     unlimited = config.max_new_tokens in (None, -1)
+    num_beams = 1 if config.num_beams is None else config.num_beams
     return SamplingParams(
         max_tokens=None if unlimited else config.max_new_tokens,
         temperature=0.0 if greedy else _value_or(config.temperature, 1.0),
@@ -154,14 +169,29 @@ def make_sampling_params(config: SamplingConfig) -> SamplingParams:
         ignore_eos=bool(config.ignore_eos),
         include_stop_str_in_output=bool(config.include_stop_str_in_output),
         skip_special_tokens=config.skip_special_tokens is not False,
-        logprobs=config.logprobs or 0,
+        logprobs=config.logprobs or None,
+        prompt_logprobs=config.input_top_logprobs_num or None,
+        min_tokens=config.min_tokens or 0,
+        repetition_penalty=_value_or(config.repetition_penalty, 1.0),
+        presence_penalty=_value_or(config.presence_penalty, 0.0),
+        frequency_penalty=_value_or(config.frequency_penalty, 0.0),
+        no_repeat_ngram_size=config.no_repeat_ngram_size or 0,
+        encoder_no_repeat_ngram_size=config.encoder_no_repeat_ngram_size or 0,
+        decoder_no_repeat_ngram_size=config.decoder_no_repeat_ngram_size or 0,
+        logit_bias=parse_logit_bias(config.logit_bias),
+        bad_words=tuple(config.bad_words or ()),
+        # The original returns every beam, unless it is told how many.
+        n=max(1, num_beams) if config.num_return_sequences is None else config.num_return_sequences,
+        num_beams=num_beams,
+        length_penalty=_value_or(config.length_penalty, 1.0),
+        early_stopping=False if config.early_stopping is None else config.early_stopping,
     )
 
 
 def _param_names(body: GenerateRequest) -> dict[str, str]:
     """The engine speaks of the prompt, whatever it was made from."""
     source = next((name for name in ("input_tokens", "messages") if getattr(body, name) is not None), "prompt")
-    return {"prompt": source, **_SAMPLING_PARAM_NAMES}
+    return {"prompt": source, **_SAMPLING_PARAM_NAMES, "grammar": grammar_param(body)}
 
 
 def _value_or(value: float | None, default: float) -> float:
@@ -170,8 +200,6 @@ def _value_or(value: float | None, default: float) -> float:
 
 def _refuse_unknown(extra: dict[str, Any]) -> None:
     for name in extra:
-        if name in UNSUPPORTED_SAMPLING:
-            continue
         close = difflib.get_close_matches(name, SamplingConfig.model_fields, n=1)
         advice = f"; did you mean {close[0]!r}?" if close else ""
         raise RequestError(
@@ -192,36 +220,3 @@ def _parse_messages(prompt: str) -> list[dict[str, Any]]:
             param="prompt",
         )
     return messages
-
-
-def _embeddings(body: GenerateRequest, hidden_size: int) -> list[InputEmbedding]:
-    param = "input_refit_embedding"
-    refit = body.input_refit_embedding or InputRefitEmbedding(pos=body.pos, embeddings=body.embeddings)
-    positions, embeddings = refit.pos or [], refit.embeddings or []
-    if len(positions) != len(embeddings):
-        raise RequestError(
-            f"{param} has {len(positions)} positions for {len(embeddings)} embeddings; there must be one each",
-            param=param,
-        )
-    return [
-        _embedding(index, position, rows, hidden_size)
-        for index, (position, rows) in enumerate(zip(positions, embeddings, strict=True))
-    ]
-
-
-def _embedding(index: int, position: int, rows: list[Any], hidden_size: int) -> InputEmbedding:
-    param = f"input_refit_embedding.embeddings[{index}]"
-    if position < 0:
-        raise RequestError(f"position {position} is negative", param=f"input_refit_embedding.pos[{index}]")
-    try:
-        given = np.asarray(rows)
-    except ValueError:
-        raise RequestError(f"{param}: the rows differ in length", param=param) from None
-    fits = given.ndim == 1 or (given.ndim == 2 and given.shape[1] == hidden_size)
-    if given.dtype.kind not in "iuf" or given.size == 0 or given.size % hidden_size or not fits:
-        raise RequestError(f"{param} must be rows of {hidden_size} numbers, the model's hidden size", param=param)
-    with np.errstate(over="ignore"):
-        array = given.astype(np.float32)
-    if not np.isfinite(array).all():
-        raise RequestError(f"{param} has numbers beyond the range of float32", param=param)
-    return InputEmbedding(position, array.reshape(-1, hidden_size))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
+from ksana.server.input_embeddings import Embeddings, InputRefitEmbedding
 from ksana.server.unsupported import NeutralValues
 
 # A list of a million wrong elements is one error and not a million, hence FailFast on every list.
 TokenIds = Annotated[list[int] | None, FailFast()]
 Strings = Annotated[list[str] | None, FailFast()]
 Messages = Annotated[list[dict[str, Any]] | None, FailFast()]
-Embeddings = Annotated[list[list[Any]] | None, FailFast()]
-"""Numbers, whose conversion to an array checks them faster than a model would."""
+LogitBias = Annotated[dict[str, float] | None, FailFast()]
 
 
 class SamplingConfig(BaseModel):
@@ -34,16 +34,23 @@ class SamplingConfig(BaseModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     logprobs: int | None = None
+    input_top_logprobs_num: int | None = None
+    min_tokens: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    encoder_no_repeat_ngram_size: int | None = None
+    decoder_no_repeat_ngram_size: int | None = None
+    logit_bias: LogitBias = None
+    bad_words: Strings = None
+    num_return_sequences: int | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    enable_structured_output: bool | None = None
+    json_schema: str | dict[str, Any] | None = None
     enable_thinking: bool | None = None
-
-
-class InputRefitEmbedding(BaseModel):
-    """Rows that replace prompt embeddings: entry i, flat or as a list of rows, starts at token ``pos[i]``."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    pos: TokenIds = None
-    embeddings: Embeddings = None
 
 
 class GenerateRequest(BaseModel):
@@ -61,28 +68,12 @@ class GenerateRequest(BaseModel):
     pos: TokenIds = None
     embeddings: Embeddings = None
     additional_params: dict[str, Any] | None = None
+    structured_output_regex: str | None = None
     stream: bool | None = None
 
 
 UNSUPPORTED: NeutralValues = {
     "model_type": ("", "empty"),
-    "structured_output_regex": ("",),
     "request_target": ({}, []),
 }
 """Fields of the original that this version has no meaning for."""
-
-UNSUPPORTED_SAMPLING: NeutralValues = {
-    "input_top_logprobs_num": (0,),
-    "repetition_penalty": (1.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "length_penalty": (1.0,),
-    "no_repeat_ngram_size": (0,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "decoder_no_repeat_ngram_size": (0,),
-    "num_beams": (1,),
-    "num_return_sequences": (1,),
-    "enable_structured_output": (False,),
-    "json_schema": ("",),
-}
-"""The same within ``sampling_config``."""

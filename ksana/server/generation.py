@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ksana.engine.best_of import select_best
 from ksana.errors import KsanaCode, RequestError
 from ksana.types.output import FinishReason, RequestOutput
 from ksana.types.request import RequestDraft
@@ -39,6 +40,9 @@ class Generation:
 
     Read either :meth:`results`, or the deltas by ``async for index, output in generation``. A request that fails makes
     both raise :class:`RequestError`.
+
+    Attributes:
+        streams: the sequences of all drafts, one after the other; ``index`` counts them.
     """
 
     def __init__(self, engine: AsyncEngine, drafts: Sequence[RequestDraft]) -> None:
@@ -58,7 +62,7 @@ class Generation:
             for result in results:
                 if isinstance(result, BaseException):
                     raise result
-                self.streams.append(result)
+                self.streams += result
         except BaseException:
             await self._stack.aclose()
             raise
@@ -93,17 +97,23 @@ class Generation:
         return index, output
 
     async def results(self) -> list[RequestOutput]:
-        """Wait for the last output of every request, in the order of the drafts."""
+        """Wait for the last output of every sequence; the best ``n`` of each draft, in the order of the drafts."""
         if len(self.streams) == 1:
             result = await self.streams[0].result()
             raise_if_failed(result)
             return [result]
         last = {index: output async for index, output in self}
-        return [last[index] for index in range(len(self.streams))]
+        results: list[RequestOutput] = []
+        start = 0
+        for draft in self._drafts:
+            end = start + draft.sampling.num_sequences
+            results += select_best([last[index] for index in range(start, end)], draft.sampling)
+            start = end
+        return results
 
-    async def _submit(self, draft: RequestDraft) -> RequestStream:
+    async def _submit(self, draft: RequestDraft) -> list[RequestStream]:
         # Nothing can intervene between the two: a stream that exists is one that the exit will abort.
-        return await self._stack.enter_async_context(await self._engine.submit(draft))
+        return [await self._stack.enter_async_context(stream) for stream in await self._engine.submit_all(draft)]
 
     def _read_all(self) -> AsyncIterator[Indexed]:
         # Bounded, so that a slow client makes the streams merge their outputs instead of filling the queue.

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from ksana.server.json_response import json_response
 from ksana.server.lifecycle import Lifecycle
+from ksana.server.operations import describes
 
 if TYPE_CHECKING:
     from ksana.engine.async_engine import AsyncEngine
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 def add_health_routes(app: web.Application, engine: AsyncEngine, lifecycle: Lifecycle) -> None:
     """Add ``GET /health`` (503 asks for a restart) and ``GET /ready`` (503 asks for no more work)."""
 
+    @describes("Does the engine live? 503 asks for a restart")
     async def health(request: web.Request) -> web.Response:
         alive = engine.is_alive
         return json_response({"status": "healthy" if alive else "unhealthy"}, status=200 if alive else 503)
 
+    @describes("Should the server get work? 503 asks for no more")
     async def ready(request: web.Request) -> web.Response:
         if not lifecycle.accepts_work:
             return json_response({"status": lifecycle.phase.name.lower()}, status=503)

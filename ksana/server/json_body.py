@@ -17,6 +17,9 @@ Model = TypeVar("Model", bound=BaseModel)
 BODY_TIMEOUT_S = 60.0
 """Seconds that a client gets to send its whole body."""
 
+_MESSAGES = {"model_type": "Input should be an object", "dict_type": "Input should be an object"}
+"""By pydantic's type of an error, where its own words are about Python."""
+
 _FORM_TYPES = frozenset({"application/x-www-form-urlencoded", "multipart/form-data"})
 
 
@@ -35,7 +38,15 @@ async def read_json(request: web.Request, model: type[Model]) -> Model:
             ``param`` names the field.
     """
     _check_content_type(request)
-    body = parse_json(await _read_body(request))
+    return validate_body(parse_json(await read_body(request)), model)
+
+
+def validate_body(body: object, model: type[Model]) -> Model:
+    """An instance of ``model`` out of a body that has been parsed.
+
+    Raises:
+        RequestError: 400 for what is no object or does not fit the model; ``param`` names the field.
+    """
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
     try:
@@ -56,13 +67,18 @@ def parse_json(data: bytes) -> Any:
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
 
 
+def is_json(content_type: str) -> bool:
+    """True for the media types, without parameters, of JSON."""
+    return content_type == "application/json" or (
+        content_type.startswith("application/") and content_type.endswith("+json")
+    )
+
+
 def _check_content_type(request: web.Request) -> None:
     if "Content-Type" not in request.headers:
         return
     content_type = request.content_type
-    if content_type == "application/json" or (
-        content_type.startswith("application/") and content_type.endswith("+json")
-    ):
+    if is_json(content_type):
         return
     hint = " (with curl: -H 'Content-Type: application/json')" if content_type in _FORM_TYPES else ""
     raise RequestError(
@@ -72,7 +88,13 @@ def _check_content_type(request: web.Request) -> None:
     )
 
 
-async def _read_body(request: web.Request) -> bytes:
+async def read_body(request: web.Request) -> bytes:
+    """All bytes of the body.
+
+    Raises:
+        RequestError: 413 for one over the server's limit, 408 for one that does not arrive, 400 for one that is wrongly
+            encoded.
+    """
     try:
         return await asyncio.wait_for(request.read(), BODY_TIMEOUT_S)
     except asyncio.TimeoutError:
@@ -90,23 +112,38 @@ def _reason(error: Exception) -> str:
 
 
 def _first_error(error: ValidationError, body: object) -> RequestError:
-    """The first error, in words for the client; of a union's errors the one that got furthest into the body."""
+    """The first error, in words for the client; of a union's errors those that got furthest into the body."""
     errors = error.errors(include_url=False, include_input=False, include_context=False)
     field = errors[0]["loc"][:1]
-    paths = [(_field_path(each["loc"], body), each["msg"]) for each in errors if each["loc"][:1] == field]
-    param, message = max(paths, key=lambda pair: pair[0].count(".") + pair[0].count("["))
+    paths = [
+        (_field_path(each["loc"], body, each["type"] == "missing"), _MESSAGES.get(each["type"], each["msg"]))
+        for each in errors
+        if each["loc"][:1] == field
+    ]
+    param = max((path for path, _ in paths), key=lambda path: path.count(".") + path.count("["))
+    message = _any_of([message for path, message in paths if path == param])
     return RequestError(f"{param}: {message}" if param else message, param=param or None)
 
 
-def _field_path(location: Sequence[int | str], body: object) -> str:
-    """``messages[0].content`` for a location of pydantic's, less the names of union members that it mixes in."""
+def _any_of(messages: Sequence[str]) -> str:
+    """What the members of a union say of one field: ``Input should be a valid boolean, or 'never'``."""
+    first, *others = dict.fromkeys(messages)
+    return ", or ".join([first, *(other.removeprefix("Input should be ") for other in others)])
+
+
+def _field_path(location: Sequence[int | str], body: object, is_missing: bool) -> str:
+    """``messages[0].content`` for a location of pydantic's, less the names of union members that it mixes in.
+
+    Args:
+        is_missing: the body lacks the last field of the location.
+    """
     path = ""
     value = body
-    for step in location:
+    for number, step in enumerate(location, 1):
         if isinstance(value, list) and isinstance(step, int):
             path += f"[{step}]"
             value = value[step] if step < len(value) else None
-        elif isinstance(value, dict) and isinstance(step, str):
-            path += f".{step}" if path else step
+        elif isinstance(value, dict) and (step in value or (is_missing and number == len(location))):
+            path += f".{step}" if path else str(step)
             value = value.get(step)
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 from ksana.errors import UsageError
@@ -51,8 +52,14 @@ def bind_error(host: str, port: int, error: OSError) -> UsageError:
     return UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}")
 
 
-def url_of(bound: socket.socket) -> str:
-    """The URL at which a client on this machine reaches the socket."""
+def is_local(bound: socket.socket) -> bool:
+    """True if only programs on this machine can reach the socket."""
+    return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def url_of(bound: socket.socket, *, secure: bool = False) -> str:
+    """The URL at which a client on this machine reaches the socket, with ``secure`` by HTTPS."""
     host, port = bound.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    host = f"[{host}]" if ":" in host else host
+    return f"{'https' if secure else 'http'}://{host}:{port}"

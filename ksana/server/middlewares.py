@@ -14,26 +14,34 @@ from aiohttp.typedefs import Handler, Middleware
 from ksana.errors import KsanaCode, RequestError
 from ksana.server.errors import as_request_error, error_response
 from ksana.server.lifecycle import Lifecycle
+from ksana.types.trace_context import current_trace_context, valid_traceparent
 
 access_logger = logging.getLogger("ksana.access")
 
 REQUEST_ID_HEADER = "X-Request-Id"
+TRACEPARENT_HEADER = "traceparent"
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("ksana_request_id", str)
 """The request's id, to be read as ``request[REQUEST_ID]``. Clients may repeat theirs, so it is not unique."""
 
 _SANE_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods of requests that only look: neither draining nor limits refuse them."""
+
 _CLIENT_LEFT = 499
 """The status that the access log shows for a request whose client left before its end, as nginx does."""
 
 
 def request_id_middleware() -> Middleware:
-    """Give every request an id: the client's own ``X-Request-Id`` if it is sane, otherwise a new one."""
+    """Give every request an id: the client's own ``X-Request-Id`` if it is sane, otherwise a new one.
+
+    A valid ``traceparent`` becomes the trace context of all that is done for the request.
+    """
 
     @web.middleware
     async def name_request(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get(REQUEST_ID_HEADER, "")
         request[REQUEST_ID] = given if _SANE_REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+        current_trace_context.set(valid_traceparent(request.headers.get(TRACEPARENT_HEADER, "")))
         return await handler(request)
 
     return name_request
@@ -59,7 +67,7 @@ def access_log_middleware() -> Middleware:
             return response
         finally:
             access_logger.info(
-                "%s %s %d %.1fms %d bytes %s",
+                "%s %s %d %.1fms %d bytes %s%s",
                 request.method,
                 # Still percent-encoded: a decoded path could forge log lines.
                 request.rel_url.raw_path,
@@ -67,6 +75,7 @@ def access_log_middleware() -> Middleware:
                 (time.monotonic() - start) * 1000,
                 size,
                 request[REQUEST_ID],
+                _trace_note(current_trace_context.get()),
             )
 
     return log_access
@@ -100,7 +109,7 @@ def drain_middleware(lifecycle: Lifecycle) -> Middleware:
 
     @web.middleware
     async def refuse_while_draining(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method in _SAFE_METHODS or lifecycle.accepts_work:
+        if request.method in SAFE_METHODS or lifecycle.accepts_work:
             return await handler(request)
         raise RequestError(
             "the server is shutting down; send the request to another one, or try again later",
@@ -116,6 +125,11 @@ def drain_middleware(lifecycle: Lifecycle) -> Middleware:
 def client_has_left(request: web.Request) -> bool:
     """True once the connection of ``request`` is closed or closing."""
     return request.transport is None or request.transport.is_closing()
+
+
+def _trace_note(traceparent: str) -> str:
+    """The trace's id, by which a log is searched."""
+    return f" trace {traceparent.split('-')[1]}" if traceparent else ""
 
 
 def _describe(error: web.HTTPException, request: web.Request) -> RequestError:

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from aiohttp import web
 
 from ksana.server.app import create_app, create_runner
+from ksana.server.auth import Authentication
 from ksana.server.lifecycle import Lifecycle, Phase
-from ksana.server.listening import bind_error, bind_socket, prepare_to_listen, url_of
+from ksana.server.listening import bind_error, bind_socket, is_local, prepare_to_listen, url_of
 from ksana.server.signals import StopSignals
+from ksana.server.tls import create_ssl_context
 from ksana.types.config import KsanaConfig
 
 if TYPE_CHECKING:
@@ -47,7 +49,8 @@ def serve(config: KsanaConfig, plugin_manager: KsanaPluginManager) -> int:
         The exit code: 0 after an orderly stop, 128 + signal number if a second signal cut it short.
 
     Raises:
-        UsageError: the address is taken, a plugin dislikes its configuration, or the model cannot be loaded.
+        UsageError: the address is taken, a plugin dislikes its configuration, a file of keys or certificates is wrong,
+            or the model cannot be loaded.
     """
     # A start makes objects by the hundred thousand, nearly all of them to stay: looking for garbage among them again
     # and again is a tenth of its time. That begins once the server is up.
@@ -65,6 +68,9 @@ class _Server:
         self._config = config
         self._plugin_manager = plugin_manager
         self._bound = bound
+        # What can be wrong about these shows before the model is loaded.
+        self._ssl_context = create_ssl_context(config.server)
+        self._authentication = Authentication(config, plugin_manager)
         self._lifecycle = Lifecycle()
 
     async def run(self) -> int:
@@ -100,19 +106,22 @@ class _Server:
         return AsyncEngine.start(self._config, self._plugin_manager)
 
     async def _open(self, engine: AsyncEngine) -> web.AppRunner:
-        app = create_app(engine, self._config, self._plugin_manager, self._lifecycle)
+        app = create_app(engine, self._config, self._plugin_manager, self._lifecycle, self._authentication)
         runner = create_runner(app)
         await runner.setup()
         prepare_to_listen(self._bound)
         try:
-            await web.SockSite(runner, self._bound, backlog=1024).start()
+            await web.SockSite(runner, self._bound, backlog=1024, ssl_context=self._ssl_context).start()
         except OSError as error:
             raise bind_error(self._config.server.host, self._config.server.port, error) from None
         # What has been loaded stays: a collector that looked at all of it would hold up everybody for 0.1 s.
         gc.freeze()
         gc.enable()
         self._lifecycle.advance(Phase.READY)
-        _show(_greeting(url_of(self._bound), engine, app))
+        if not self._authentication.required and not is_local(self._bound):
+            logger.warning("Whoever reaches this port may use the server; --api-key-file FILE asks for a key")
+        url = url_of(self._bound, secure=self._ssl_context is not None)
+        _show(_greeting(url, engine, app, needs_key=self._authentication.required))
         return runner
 
     async def _stop(self, engine: AsyncEngine, runner: web.AppRunner, signals: StopSignals) -> int:
@@ -194,7 +203,7 @@ def _show(text: str) -> None:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
-def _greeting(url: str, engine: AsyncEngine, app: web.Application) -> str:
+def _greeting(url: str, engine: AsyncEngine, app: web.Application, *, needs_key: bool) -> str:
     paths = {resource.canonical for resource in app.router.resources()}
     lines = [
         f"Ksana is ready on {url} (model {engine.served_model_name}, up to {engine.max_model_len} tokens)",
@@ -204,8 +213,11 @@ def _greeting(url: str, engine: AsyncEngine, app: web.Application) -> str:
         "/v1/chat/completions": '{"messages": [{"role": "user", "content": "Hello!"}]}',
         "/generate": '{"prompt": "Once upon a time", "sampling_config": {"max_new_tokens": 32}, "stream": false}',
     }
+    key = ' -H "Authorization: Bearer $KSANA_API_KEY"' if needs_key else ""
     for path, body in examples.items():
         if path in paths:
-            lines.append(f"  curl {url}{path} -H 'Content-Type: application/json' -d '{body}'")
+            lines.append(f"  curl {url}{path}{key} -H 'Content-Type: application/json' -d '{body}'")
+    if "/" in paths:
+        lines.append(f"  or open {url} in a browser")
     lines.append("Stop with Ctrl-C.")
     return "\n".join(lines)

@@ -20,6 +20,9 @@ from ksana.server.middlewares import REQUEST_ID, client_has_left
 WRITE_TIMEOUT_S = 60.0
 """Seconds that a client may leave its full receive buffer unread before it is taken for dead."""
 
+_PIECE_BYTES = 2**20
+"""Of a large answer, what is written at a time, each with the same deadline."""
+
 _NEVER_WAITS_BYTES = 2**15
 """A write that leaves no more than this in the transport's buffer returns at once: asyncio's limit is twice as high."""
 
@@ -115,7 +118,7 @@ class JsonStream:
         if transport.get_write_buffer_size() + len(data) <= _NEVER_WAITS_BYTES:
             await self.response.write(data)
             return
-        with self._deadline(transport):
+        with _deadline(transport, self._write_timeout_s):
             await self.response.write(data)
 
     async def __aexit__(
@@ -130,14 +133,32 @@ class JsonStream:
             return False
         if transport is None:
             raise ConnectionResetError("the client has left")
-        with self._deadline(transport):
+        with _deadline(transport, self._write_timeout_s):
             await self.response.write_eof(end)
         return True
 
-    @contextmanager
-    def _deadline(self, transport: asyncio.Transport) -> Iterator[None]:
-        timer = asyncio.get_running_loop().call_later(self._write_timeout_s, transport.abort)
-        try:
-            yield
-        finally:
-            timer.cancel()
+
+async def send_whole(request: web.Request, data: bytes, content_type: str) -> web.StreamResponse:
+    """Send a large answer and return when the client has it, or has been cut off because it does not read."""
+    headers = {"Content-Type": content_type, "Content-Length": str(len(data))}
+    response = web.StreamResponse(headers=headers)
+    await response.prepare(request)
+    view = memoryview(data)
+    for start in range(0, len(view), _PIECE_BYTES):
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError("the client has left")
+        with _deadline(transport, WRITE_TIMEOUT_S):
+            await response.write(view[start : start + _PIECE_BYTES])
+    await response.write_eof()
+    return response
+
+
+@contextmanager
+def _deadline(transport: asyncio.Transport, timeout_s: float) -> Iterator[None]:
+    """Cut the client off unless the block ends in time."""
+    timer = asyncio.get_running_loop().call_later(timeout_s, transport.abort)
+    try:
+        yield
+    finally:
+        timer.cancel()

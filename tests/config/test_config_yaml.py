@@ -31,7 +31,11 @@ setting:
     preempt_mode: 0
   block_manager: {block_token_num: 8, block_device_memory_ratio: 0.25, block_host_memory_factor: 0.0}
   tokenization: {tokenizer_path: ./tok, add_special_tokens: true}
-  profiler: {metrics_export_url: "", attributes: {}}
+  profiler:
+    metrics_export_url: http://collector:4318/v1/metrics
+    export_interval_millis: 30000
+    export_timeout_millis: 500
+    attributes: {zone: north, rack: 7}
   connector: {group_role: none}
 model_spec:
   base_model: {model_dir: ./model}
@@ -65,6 +69,10 @@ def test_a_file_of_the_original_engine_is_understood(tmp_path: Path) -> None:
     )
     assert (config.model.model, config.model.tokenizer) == ("./model", "./tok")
     assert (config.model.plugin_thread_pool_size, config.model.trust_remote_code) == (4, True)
+    telemetry = config.telemetry
+    assert telemetry.otlp_endpoint == "http://collector:4318"
+    assert (telemetry.otlp_interval_s, telemetry.otlp_timeout_s) == (30.0, 0.5)
+    assert telemetry.otlp_attributes == ("zone=north", "rack=7")
     assert config.config_file == str(tmp_path / "serve.yaml")
 
 
@@ -75,6 +83,19 @@ def test_both_spellings_of_the_thread_pool_size_and_automatic_memory(tmp_path: P
     config = compose(tmp_path, text)
     assert config.model.plugin_thread_pool_size == 5
     assert config.cache.memory_fraction == KsanaConfig().cache.memory_fraction
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [
+        ("enable_speculative_decoding: true", "trie"),
+        ("{enable_speculative_decoding: true, speculative_method: trie}", "trie"),
+        ("{enable_speculative_decoding: false, speculative_method: trie}", "none"),
+    ],
+)
+def test_speculative_decoding_is_switched_on_by_the_original_s_key(tmp_path: Path, text: str, method: str) -> None:
+    text = f"setting:\n  batch_scheduler:\n    {text}\n"
+    assert compose(tmp_path, text).speculation.method == method
 
 
 def test_our_own_sections_and_the_original_ones_mix(tmp_path: Path) -> None:
@@ -104,6 +125,8 @@ def test_our_own_sections_and_the_original_ones_mix(tmp_path: Path) -> None:
         ("server: {port: 1}\nserver: {host: x}", "line 2: the key 'server' appears twice"),
         ("scheduler: {max_num_seqs: 1}\nsetting: {batch_scheduler: {max_batch_size: 2}}", "sets the same as"),
         ("setting: {batch_scheduler: {waiting_timeout_in_ms: soon}}", "'soon' is not valid: must be a number of milli"),
+        ("setting: {batch_scheduler: {speculative_method: asr_custom}}", "'asr_custom' is not av"),
+        ("setting: {batch_scheduler: {enable_speculative_decoding: 1}}", "1 is not valid: must be true or false"),
         ("- a\n- b", "must hold a mapping"),
         ("just words", "must hold a mapping"),
         ("a: [", "line 1"),

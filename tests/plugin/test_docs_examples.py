@@ -14,6 +14,9 @@ from ksana.config.settings import Setting
 from ksana.errors import UsageError
 from ksana.plugin.manager import KsanaPluginManager
 from ksana.plugin.model_dir import ModelDirPlugin, register_model_dir_plugin
+from ksana.plugin.output_parsers import collect_tool_parsers
+from ksana.testing.output_parser import check_output_parser, parse_pieces
+from ksana.text.parsing import ParserContext
 
 TEXT = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
@@ -45,7 +48,7 @@ def test_the_options_example_is_validated_and_checked() -> None:
     composed = compose_config(None, {"KSANA_GREETER_STYLE": "warm"}, {path: Setting("0", "--greeter-repeat")}, options)
     assert composed.config.plugin_options == {"greeter": {"style": "warm", "repeat": 0}}
     with pytest.raises(UsageError, match="--greeter-repeat must be at least 1"):
-        manager.hook.ksana_configure(config=composed.config)
+        manager.configure(composed.config)
 
 
 def test_the_model_folder_example_loads(tmp_path: Path) -> None:
@@ -54,3 +57,12 @@ def test_the_model_folder_example_loads(tmp_path: Path) -> None:
     manager = KsanaPluginManager()
     register_model_dir_plugin(manager, ModelDirPlugin(file))
     assert manager.get_plugin("model-folder").suffix == " Answer briefly."
+
+
+def test_the_parser_example_reads_calls() -> None:
+    parsers = collect_tool_parsers(as_plugin(block_with("ksana_tool_parsers")))
+    text = 'Well.\nCALL now\nCALL add {"a": 1}'
+    check_output_parser(lambda: parsers["lines"].create(ParserContext()), [text])
+    answer = parse_pieces(parsers["lines"].create(ParserContext()), [text])
+    assert answer.content == "Well.\n"
+    assert [(call.name, call.arguments) for call in answer.calls] == [("now", "{}"), ("add", '{"a": 1}')]

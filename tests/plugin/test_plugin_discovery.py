@@ -15,7 +15,7 @@ from ksana.plugin.model_dir import find_model_dir_plugin
 from ksana.plugin.spec import PluginSpecs, create_plugin_manager
 from ksana.types.config import ModelOptions, PluginConfig
 
-GOOD = "from ksana import hookimpl\n\n@hookimpl\ndef ksana_configure(config):\n    config.append(__name__)\n"
+GOOD = "from ksana import hookimpl\n\n@hookimpl\ndef ksana_kernel_backends(register):\n    register(__name__)\n"
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +31,9 @@ def specs(*plugins: str, autoload: bool = True) -> PluginSpecs:
 
 
 def call_order(plugin_specs: PluginSpecs) -> list[str]:
-    seen: list[str] = []
-    create_plugin_manager(plugin_specs).hook.ksana_configure(config=seen)
-    return [name.removesuffix("_module") for name in seen if name.endswith("_module")]
+    seen: list[object] = []
+    create_plugin_manager(plugin_specs).hook.ksana_kernel_backends(register=seen.append)
+    return [name.removesuffix("_module") for name in seen if isinstance(name, str) and name.endswith("_module")]
 
 
 def test_plugins_are_called_model_to_builtin_and_by_name(
@@ -138,7 +138,7 @@ def test_two_packages_with_one_plugin_name_are_named(
     write_package: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(write_package("twin", GOOD, distribution="ksana-left"))
-    write_package("twin", GOOD, distribution="ksana-right", value="twin_module:ksana_configure")
+    write_package("twin", GOOD, distribution="ksana-right", value="twin_module:ksana_kernel_backends")
     with pytest.raises(PluginLoadError, match=r"ksana-left 1\.0 and ksana-right 1\.0"):
         create_plugin_manager(specs())
     statuses = [row.status for row in list_plugins() if row.name == "twin"]

@@ -126,5 +126,6 @@ def test_without_the_variable_nothing_is_traced(
 ) -> None:
     monkeypatch.setenv("KSANA_TRACE_PLUGINS", "0")
     caplog.set_level(logging.DEBUG)
-    KsanaPluginManager().hook.ksana_configure(config=None)
+    manager = KsanaPluginManager()
+    manager.hook.ksana_configure(config=None, pluginmanager=manager)
     assert caplog.messages == []

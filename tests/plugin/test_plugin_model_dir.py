@@ -191,7 +191,7 @@ def test_marked_methods_are_hooks(load: Callable[..., KsanaPluginManager]) -> No
         "    @hookimpl\n    def ksana_configure(self, config):\n        config.append(1)\n"
     )
     seen: list[int] = []
-    manager.hook.ksana_configure(config=seen)
+    manager.hook.ksana_configure(config=seen, pluginmanager=manager)
     assert seen == [1]
 
 
@@ -259,6 +259,26 @@ def test_sampling_fields_are_read_and_written_under_the_original_names(
     )
 
 
+def test_penalties_bans_and_biases_are_read_and_written(
+    load: Callable[..., KsanaPluginManager], context: ProcessingContext
+) -> None:
+    body = (
+        "s = x.sampling_config; assert (s.repetition_penalty, s.logit_bias, s.min_tokens) == (1.2, {5: 1.0}, 2); "
+        "s.logit_bias[6] = -2; s.no_repeat_ngram_size = 3; s.bad_words.append('no'); s.presence_penalty = 0.5"
+    )
+    before = SamplingParams(repetition_penalty=1.2, logit_bias=((5, 1.0),), min_tokens=2, frequency_penalty=0.1)
+    draft = preprocess(load(with_preprocess(body)), RequestDraft(prompt="hi", sampling=before), context)
+    assert draft.sampling == SamplingParams(
+        repetition_penalty=1.2,
+        logit_bias=((5, 1.0), (6, -2)),
+        min_tokens=2,
+        frequency_penalty=0.1,
+        no_repeat_ngram_size=3,
+        bad_words=("no",),
+        presence_penalty=0.5,
+    )
+
+
 def test_do_sample_false_is_greedy(load: Callable[..., KsanaPluginManager], context: ProcessingContext) -> None:
     manager = load(with_preprocess("x.sampling_config.do_sample = False"))
     assert preprocess(manager, RequestDraft(prompt="hi"), context).sampling.is_greedy
@@ -267,9 +287,10 @@ def test_do_sample_false_is_greedy(load: Callable[..., KsanaPluginManager], cont
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ("x.sampling_config.num_beams = 2", "num_beams"),
+        ("x.sampling_config.num_beams = 33", "num_beams"),
         ("x.sampling_config.enable_thinking = False", "enable_thinking"),
         ("x.sampling_config.topp = 7", "top_p"),
+        ("x.sampling_config.logit_bias = {5: 101}", "logit_bias"),
         ("x.request_target = {'logits': {}}", "request_target"),
         ("x.structured_output_regex = 'a+'", "structured_output_regex"),
         ("x.input_refit_embedding.pos.append(0)", "input_refit_embedding"),

@@ -63,7 +63,7 @@ class ServerProcess:
     @property
     def url(self) -> str:
         """Base URL, once the server is ready."""
-        return self.wait_for(r"ready on (http://\S+)")[1]
+        return self.wait_for(r"ready on (https?://\S+)")[1]
 
     def end(self) -> int:
         """Wait for the exit; returns its code."""

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import ModuleType
 from typing import Any
 
 import aiohttp
@@ -15,6 +17,9 @@ from ksana.server.lifecycle import Lifecycle
 from ksana.testing.scripted_engine import ScriptedEngine
 from ksana.types.config import KsanaConfig, ServerConfig
 
+_numbers = itertools.count()
+
+PluginOf = Callable[..., ModuleType]
 Serving = Callable[..., AbstractAsyncContextManager[aiohttp.ClientSession]]
 
 
@@ -26,6 +31,18 @@ def anyio_backend() -> str:
 @pytest.fixture
 def engine() -> ScriptedEngine:
     return ScriptedEngine()
+
+
+@pytest.fixture
+def plugin_of() -> PluginOf:
+    """``plugin_of(hook, ...)``: a plugin of these functions."""
+
+    def make(*hooks: Callable[..., object]) -> ModuleType:
+        plugin = ModuleType(f"plugin_{next(_numbers)}")
+        vars(plugin).update({hook.__name__: hook for hook in hooks})
+        return plugin
+
+    return make
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -11,6 +12,7 @@ import pytest
 
 from ksana.errors import RequestError
 from ksana.testing.scripted_engine import ScriptedEngine
+from ksana.types.grammar import GrammarSpec
 from ksana.types.request import RequestDraft
 from ksana.types.sampling import SamplingParams
 
@@ -118,6 +120,36 @@ async def test_max_new_tokens_absent_or_minus_one_is_no_limit(serving, engine: S
         assert draft.sampling.max_tokens == expected
 
 
+async def test_decoding_options_have_the_originals_names(serving, engine: ScriptedEngine) -> None:
+    config = {
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "decoder_no_repeat_ngram_size": 3,
+        "logit_bias": {"7": 2, "8": -100},
+        "bad_words": ["no"],
+        "min_tokens": 2,
+        "max_new_tokens": 5,
+        "logprobs": 3,
+        "input_top_logprobs_num": 1,
+    }
+    draft = await draft_for(serving, engine, {"prompt": "hi", "sampling_config": config})
+    assert draft.sampling == SamplingParams(
+        temperature=0.0,
+        top_k=1,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        decoder_no_repeat_ngram_size=3,
+        logit_bias=((7, 2.0), (8, -100.0)),
+        bad_words=("no",),
+        min_tokens=2,
+        max_tokens=5,
+        logprobs=3,
+        prompt_logprobs=1,
+    )
+
+
 @pytest.mark.parametrize("nested", [True, False])
 async def test_refit_embeddings_become_rows(serving, engine: ScriptedEngine, nested: bool) -> None:
     refit = {"pos": [0, 1], "embeddings": [[1, 2, 3, 4], [[1.0] * 4, [2.0] * 4]]}
@@ -159,17 +191,38 @@ async def test_additional_params_and_thinking_reach_the_draft(serving, engine: S
         ({"prompt": "[1]", "use_chat_template": True}, "prompt"),
         ({"messages": "hi"}, "messages"),
         ({"prompt": "a", "model_type": "llama"}, "model_type"),
-        ({"prompt": "a", "structured_output_regex": "a+"}, "structured_output_regex"),
+        ({"prompt": "a", "structured_output_regex": "a" * 20_000}, "structured_output_regex"),
+        (
+            {"prompt": "a", "structured_output_regex": "a", "sampling_config": {"json_schema": "{}"}},
+            "structured_output_regex",
+        ),
+        ({"prompt": "a", "sampling_config": {"json_schema": 5}}, "sampling_config.json_schema"),
+        (
+            {"prompt": "a", "sampling_config": {"json_schema": "{}", "ignore_eos": True}},
+            "sampling_config.ignore_eos",
+        ),
         ({"prompt": "a", "sampling_config": {"logprobs": 21}}, "sampling_config.logprobs"),
-        ({"prompt": "a", "sampling_config": {"repetition_penalty": 1.1}}, "sampling_config.repetition_penalty"),
-        ({"prompt": "a", "sampling_config": {"num_beams": 4}}, "sampling_config.num_beams"),
-        ({"prompt": "a", "sampling_config": {"no_repeat_ngram_size": 3}}, "sampling_config.no_repeat_ngram_size"),
-        ({"prompt": "a", "sampling_config": {"json_schema": "{}"}}, "sampling_config.json_schema"),
+        ({"prompt": "a", "sampling_config": {"input_top_logprobs_num": 21}}, "sampling_config.input_top_logprobs_num"),
+        ({"prompt": "a", "sampling_config": {"repetition_penalty": 0}}, "sampling_config.repetition_penalty"),
+        ({"prompt": "a", "sampling_config": {"logit_bias": {"-1": 1}}}, "sampling_config.logit_bias"),
+        ({"prompt": "a", "sampling_config": {"logit_bias": {str(2**63): 1}}}, "sampling_config.logit_bias"),
+        ({"prompt": "a", "sampling_config": {"logit_bias": {"5": "1"}}}, "sampling_config.logit_bias.5"),
+        ({"prompt": "a", "sampling_config": {"min_tokens": 3, "max_new_tokens": 2}}, "sampling_config.min_tokens"),
+        ({"prompt": "a", "sampling_config": {"num_beams": 33}}, "sampling_config.num_beams"),
+        ({"prompt": "a", "sampling_config": {"num_beams": 0}}, "sampling_config.num_beams"),
+        (
+            {"prompt": "a", "sampling_config": {"num_beams": 4, "num_return_sequences": 5}},
+            "sampling_config.num_return_sequences",
+        ),
+        ({"prompt": "a", "sampling_config": {"num_beams": 4, "stop_strings": ["x"]}}, "sampling_config.stop_strings"),
+        ({"prompt": "a", "sampling_config": {"num_beams": 4, "json_schema": "{}"}}, "sampling_config.num_beams"),
+        ({"prompt": "a", "sampling_config": {"early_stopping": "always"}}, "sampling_config.early_stopping"),
+        ({"prompt": "a", "sampling_config": {"no_repeat_ngram_size": -1}}, "sampling_config.no_repeat_ngram_size"),
         ({"prompt": "a", "sampling_config": {"temprature": 1}}, "sampling_config.temprature"),
         ({"prompt": "a", "sampling_config": {"topk": -5}}, "sampling_config.topk"),
         ({"prompt": "a", "sampling_config": {"topk": 1.5}}, "sampling_config.topk"),
         ({"prompt": "a", "sampling_config": {"topp": 0}}, "sampling_config.topp"),
-        ({"prompt": "a", "sampling_config": {"max_new_tokens": 0}}, "sampling_config.max_new_tokens"),
+        ({"prompt": "a", "sampling_config": {"max_new_tokens": -2}}, "sampling_config.max_new_tokens"),
         ({"prompt": "a", "sampling_config": {"topk": 5, "temperature": -1}}, "sampling_config.temperature"),
         ({"prompt": "a", "sampling_config": {"stop_strings": [""]}}, "sampling_config.stop_strings"),
         ({"prompt": "a", "sampling_config": []}, "sampling_config"),
@@ -190,6 +243,12 @@ async def test_bad_fields_are_named(serving, engine: ScriptedEngine, body: dict[
         assert (await generate(session, {"prompt": "hi"}))[0] == 200
 
 
+async def test_a_value_of_no_member_of_a_union_is_told_all_that_it_may_be(serving, engine: ScriptedEngine) -> None:
+    async with serving(engine) as session:
+        _, answer = await generate(session, {"prompt": "a", "sampling_config": {"early_stopping": "always"}})
+    assert answer["error"]["message"] == "sampling_config.early_stopping: Input should be a valid boolean, or 'never'"
+
+
 async def test_temperature_as_infinity_written_large_is_refused(serving, engine: ScriptedEngine) -> None:
     data = b'{"prompt": "a", "sampling_config": {"topk": 5, "temperature": 1e999}}'
     async with (
@@ -198,6 +257,15 @@ async def test_temperature_as_infinity_written_large_is_refused(serving, engine:
     ):
         assert response.status == 400
         assert (await response.json())["error"]["param"] == "sampling_config.temperature"
+
+
+async def test_every_beam_is_returned_unless_the_client_says_how_many(serving, engine: ScriptedEngine) -> None:
+    config: dict[str, Any] = {"num_beams": 4, "length_penalty": 0.5, "early_stopping": "never"}
+    draft = await draft_for(serving, engine, {"prompt": "a", "sampling_config": config})
+    expected = SamplingParams(num_beams=4, n=4, temperature=0.0, top_k=1, length_penalty=0.5, early_stopping="never")
+    assert draft.sampling == expected
+    draft = await draft_for(serving, engine, {"prompt": "a", "sampling_config": {**config, "num_return_sequences": 2}})
+    assert draft.sampling == replace(expected, n=2)
 
 
 async def test_neutral_values_of_what_is_not_there_are_accepted(serving, engine: ScriptedEngine) -> None:
@@ -220,3 +288,29 @@ async def test_unknown_models_are_404(serving, engine: ScriptedEngine) -> None:
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
         for name in ("", "scripted", "scripted-model"):
             assert (await generate(session, {"prompt": "a", "model_name": name}))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("config", "grammar"),
+    [
+        ({"enable_structured_output": True, "json_schema": '{"type": "null"}'}, ("json_schema", '{"type": "null"}')),
+        ({"json_schema": {"type": "null"}}, ("json_schema", '{"type": "null"}')),
+        ({"enable_structured_output": True}, ("json_object", "")),
+        ({"enable_structured_output": True, "json_schema": ""}, ("json_object", "")),
+        ({"enable_structured_output": False, "json_schema": "{}"}, None),
+        ({}, None),
+    ],
+)
+async def test_structured_output(
+    serving, engine: ScriptedEngine, config: dict[str, Any], grammar: tuple[str, str] | None
+) -> None:
+    draft = await draft_for(serving, engine, {"prompt": "a", "sampling_config": config})
+    found = draft.sampling.grammar
+    assert (None if found is None else (found.kind, found.value)) == grammar
+
+
+async def test_a_regular_expression_and_the_end_of_thinking(serving, engine: ScriptedEngine) -> None:
+    body = {"prompt": "a", "structured_output_regex": "a+", "sampling_config": {"enable_thinking": True}}
+    draft = await draft_for(serving, engine, body)
+    assert draft.sampling.grammar == GrammarSpec("regex", "a+")
+    assert draft.sampling.grammar_after == ()  # no token of its own: this model does not think

@@ -102,3 +102,24 @@ async def test_admission_names_the_field_of_this_api(
             error = (await response.json())["error"]
             assert (response.status, error["code"], error["param"]) == (status, code, param)
         assert await whole(session, body("hello", 3))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("json_schema", '{"type": "strin"}', "sampling_config.json_schema"),
+        ("json_schema", "[" * 50_000, "sampling_config.json_schema"),
+        ("json_schema", {"type": "integer", "multipleOf": 99999989}, "sampling_config.json_schema"),
+        ("structured_output_regex", "((a{1000}){1000})", "structured_output_regex"),
+    ],
+)
+async def test_impossible_structures_are_refused_before_a_stream_begins(
+    serving, real_engine: AsyncEngine, field: str, value: Any, param: str
+) -> None:
+    request: dict[str, Any] = {"prompt": "The fox", "sampling_config": {"max_new_tokens": 5}}
+    (request if field.startswith("structured") else request["sampling_config"])[field] = value
+    async with serving(real_engine) as session:
+        async with session.post("/generate", json=request) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["param"] == param
+        assert (await whole(session, body("The fox", 3)))["finish_reasons"] == ["length"]
