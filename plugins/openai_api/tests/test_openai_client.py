@@ -271,3 +271,17 @@ def test_a_client_that_closes_its_stream_aborts_the_requests(
     while engine.num_unfinished():
         time.sleep(0.005)
     assert len(engine.aborted) == len(prompt)
+
+
+def test_beam_search_has_as_many_beams_as_answers(client: openai.OpenAI, engine: ScriptedEngine) -> None:
+    """One beam is greedy; ``best_of`` says that more are kept than returned."""
+    for fields, num_beams, n in (
+        ({"n": 3, "extra_body": {"use_beam_search": True, "length_penalty": 0.5, "early_stopping": True}}, 3, 3),
+        ({"n": 2, "best_of": 4, "extra_body": {"use_beam_search": True, "length_penalty": 0.5}}, 4, 2),
+        ({"extra_body": {"use_beam_search": True, "length_penalty": 0.5}}, 1, 1),
+    ):
+        answer = client.completions.create(model="scripted", prompt="hi", **fields)
+        sampling = engine.drafts[-1].sampling
+        assert (sampling.num_beams, sampling.n, sampling.length_penalty) == (num_beams, n, 0.5)
+        assert sampling.is_greedy
+        assert len(answer.choices) == n

@@ -64,6 +64,25 @@ def test_a_seed_gives_the_same_text_whatever_else_runs(real_client: openai.OpenA
     assert [choice.text for choice in batch[1:]] == [alone, alone]
 
 
+def test_responses_streamed_and_whole_agree_and_go_on_from_the_cache(real_client: openai.OpenAI) -> None:
+    request = {"model": "tiny", "instructions": "Be kind.", "temperature": 0, "max_output_tokens": 24}
+    question = "What is the capital of the country of which nobody speaks?"
+    whole = real_client.responses.create(input=question, **request)
+    deltas, last = [], None
+    for event in real_client.responses.create(input=question, stream=True, **request):
+        last = event
+        if event.type == "response.output_text.delta":
+            deltas.append(event.delta)
+    assert last is not None
+    assert "".join(deltas) == last.response.output_text == whole.output_text
+    assert (last.response.status, last.response.usage.output_tokens) == (whole.status, whole.usage.output_tokens)
+    following = real_client.responses.create(input="And?", previous_response_id=whole.id, **request)
+    assert following.usage.input_tokens > whole.usage.total_tokens
+    assert following.usage.input_tokens_details.cached_tokens >= whole.usage.input_tokens // 2
+    kept = real_client.responses.input_items.list(following.id, order="asc").data
+    assert [item.content[0].text for item in kept] == [question, whole.output_text, "And?"]
+
+
 def test_a_prompt_that_is_too_long(real_client: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": "word " * 600}]
     with pytest.raises(openai.BadRequestError) as caught:

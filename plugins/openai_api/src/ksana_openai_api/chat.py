@@ -6,138 +6,123 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from ksana.errors import RequestError
 from ksana.server.errors import renamed_params
 from ksana.server.generation import Generation
 from ksana.server.json_body import read_json
 from ksana.server.json_response import json_response
 from ksana.server.middlewares import REQUEST_ID
-from ksana.server.streaming import SSE, JsonStream, TextTemplate
+from ksana.server.operations import describes
+from ksana.server.streaming import SSE, JsonStream
 from ksana.server.unsupported import refuse_unsupported
 from ksana.types.output import RequestOutput
-from ksana.types.request import RequestDraft
+from ksana_openai_api.answers import Envelope, StreamUsage, usage_of
+from ksana_openai_api.chat_chunks import ChatChunks
+from ksana_openai_api.choice import ChoiceReader
+from ksana_openai_api.logprobs import LogprobFormat
 from ksana_openai_api.models import check_model
-from ksana_openai_api.requests import ChatCompletionRequest, Message
-from ksana_openai_api.responses import Envelope, StreamUsage, finish_of, usage_of
-from ksana_openai_api.sampling import check_stream_options, make_sampling_params
+from ksana_openai_api.output_parsers import ChatParsers
+from ksana_openai_api.requests import ChatCompletionRequest
+from ksana_openai_api.sampling import check_stream_options
+from ksana_openai_api.structure import grammar_param
+from ksana_openai_api.turn import ChatTurn, prepare_turn
 from ksana_openai_api.unsupported import CHAT
 
 if TYPE_CHECKING:
     from ksana.engine.async_engine import AsyncEngine
 
-_CHUNK = "chat.completion.chunk"
+PARAM_NAMES = {
+    "prompt": "messages",
+    "max_tokens": "max_completion_tokens",
+    "num_beams": "n",
+}
+"""This API's names for what the engine calls otherwise."""
 
 
 class ChatCompletions:
-    """Serves chat completions for one engine."""
+    """Serves chat completions for one engine.
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    Args:
+        parsers: of tool calls and reasoning, as the operator has chosen them.
+    """
+
+    def __init__(self, engine: AsyncEngine, parsers: ChatParsers) -> None:
         self._engine = engine
+        self._parsers = parsers
+        self._logprobs = LogprobFormat(engine.tokenizer)
 
+    @describes("Answer a conversation", request=ChatCompletionRequest, stream="text/event-stream")
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request, whole or as a stream."""
         body = await read_json(request, ChatCompletionRequest)
-        draft = self._make_draft(body)
-        draft.external_id = request[REQUEST_ID]
-        draft.final_only = not body.stream
-        envelope = Envelope.create("chatcmpl", self._engine.served_model_name)
-        source = "messages" if body.input_tokens is None else "input_tokens"
-        with renamed_params({"prompt": source}):
-            async with Generation(self._engine, [draft]) as generation:
-                if body.stream:
-                    return await self._stream(request, generation, envelope, StreamUsage(body.stream_options))
-                [output] = await generation.results()
-        return json_response(envelope.wrap("chat.completion", [_choice(output)], usage=usage_of([output])))
-
-    def _make_draft(self, body: ChatCompletionRequest) -> RequestDraft:
         check_model(self._engine, body.model)
         refuse_unsupported(body.model_extra or {}, CHAT)
         check_stream_options(body)
-        if body.messages is None and body.input_tokens is None:
-            raise RequestError("messages is required", param="messages")
-        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        draft = RequestDraft(
-            sampling=make_sampling_params(body, self._engine.model_config, max_tokens),
-            additional_params=body.additional_params or {},
-            chat_template_kwargs=dict(body.chat_template_kwargs or {}),
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-        )
-        if body.input_tokens is not None:
-            draft.prompt_token_ids = body.input_tokens
-        else:
-            draft.messages = [_plain_message(index, message) for index, message in enumerate(body.messages or ())]
-        if body.add_generation_prompt is not None:
-            draft.chat_template_kwargs["add_generation_prompt"] = body.add_generation_prompt
-        return draft
+        with renamed_params(_param_names(body)):
+            turn = prepare_turn(self._engine, self._parsers, body)
+            turn.draft.external_id = request[REQUEST_ID]
+            turn.draft.final_only = not body.stream
+            async with Generation(self._engine, [turn.draft]) as generation:
+                if body.stream:
+                    return await self._stream(request, generation, turn, body)
+                outputs = await generation.results()
+        return json_response(self._answer(turn, outputs, body))
+
+    def _answer(self, turn: ChatTurn, outputs: list[RequestOutput], body: ChatCompletionRequest) -> dict[str, Any]:
+        envelope = Envelope.create("chatcmpl", self._engine.served_model_name)
+        choices = [self._choice(turn, index, output, body) for index, output in enumerate(outputs)]
+        answer = envelope.wrap("chat.completion", choices, usage=usage_of(enumerate(outputs), len(outputs)))
+        if body.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = self._logprobs.prompt(outputs[0].prompt_logprobs)
+        if body.return_token_ids:
+            answer["prompt_token_ids"] = outputs[0].prompt_token_ids
+        return answer
+
+    def _choice(self, turn: ChatTurn, index: int, output: RequestOutput, body: ChatCompletionRequest) -> dict[str, Any]:
+        reader = self._reader(turn, output.prompt_token_ids)
+        reader.read_whole(output)
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": reader.message(),
+            "logprobs": self._logprobs.chat(output.logprobs) if body.logprobs else None,
+            "finish_reason": reader.finish_reason(output),
+            "stop_reason": output.stop_reason,
+        }
+        if body.return_token_ids:
+            choice["token_ids"] = output.token_ids
+        return choice
+
+    def _reader(self, turn: ChatTurn, prompt_token_ids: list[int]) -> ChoiceReader:
+        parser = turn.create_parser(self._engine, prompt_token_ids)
+        return ChoiceReader(parser, parallel_calls=turn.tools.parallel)
 
     async def _stream(
-        self, request: web.Request, generation: Generation, envelope: Envelope, usage: StreamUsage
+        self, request: web.Request, generation: Generation, turn: ChatTurn, body: ChatCompletionRequest
     ) -> web.StreamResponse:
         await generation.wait_for_first()
-        chunks = _Chunks(envelope, usage)
+        envelope = Envelope.create("chatcmpl", self._engine.served_model_name)
+        usage = StreamUsage(body.stream_options, len(generation.streams))
+        logprobs = self._logprobs if body.logprobs else None
+        choices: dict[int, ChatChunks] = {}
         async with JsonStream(request, SSE) as stream:
-            async for _, output in generation:
-                usage.update(0, output)
-                if data := chunks.of(output):
+            async for index, output in generation:
+                usage.update(index, output)
+                if index not in choices:
+                    reader = self._reader(turn, output.prompt_token_ids)
+                    choices[index] = ChatChunks(index, reader, envelope, usage, logprobs)
+                if data := choices[index].of(output):
                     await stream.send_encoded(data)
+            if usage.at_end:
+                await stream.send_encoded(ChatChunks.last(envelope, usage))
         return stream.response
 
 
-class _Chunks:
-    """Encodes the outputs of one stream."""
-
-    def __init__(self, envelope: Envelope, usage: StreamUsage) -> None:
-        self._envelope = envelope
-        self._usage = usage
-        self._text: TextTemplate | None = None
-        self._role_sent = False
-
-    def of(self, output: RequestOutput) -> bytes:
-        """All chunks for one output: the role before the first text, the reason and the token counts after the last."""
-        data = b""
-        if not self._role_sent:
-            self._role_sent = True
-            data = self._encode({"role": "assistant", "content": ""})
-        if output.text_delta:
-            data += self._encode_text(output.text_delta)
-        if output.finished:
-            reason = finish_of(output.finish_reason)
-            data += self._encode({}, finish_reason=reason, stop_reason=output.stop_reason)
-            if self._usage.at_end:
-                data += SSE.encode(self._envelope.wrap(_CHUNK, [], usage=self._usage.total()))
-        return data
-
-    def _encode_text(self, text: str) -> bytes:
-        if self._usage.differs_by_chunk:
-            return self._encode({"content": text})
-        if self._text is None:
-            self._text = TextTemplate(SSE, lambda content: self._chunk({"content": content}))
-        return self._text.encode(text)
-
-    def _encode(self, delta: dict[str, Any], **more: Any) -> bytes:
-        return SSE.encode(self._chunk(delta, **more))
-
-    def _chunk(self, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-        return self._envelope.wrap(_CHUNK, [choice], **self._usage.fields())
-
-
-def _plain_message(index: int, message: Message) -> dict[str, Any]:
-    """What a chat template gets to see; it flattens text parts itself, and refuses others."""
-    if message.content is None and not (message.model_extra or {}).get("tool_calls"):
-        param = f"messages[{index}].content"
-        raise RequestError(f"{param} is required", param=param)
-    # Templates were written for the older name, and models trained with it.
-    role = "system" if message.role == "developer" else message.role
-    return {**(message.model_extra or {}), "role": role, "content": message.content}
-
-
-def _choice(output: RequestOutput) -> dict[str, Any]:
-    return {
-        "index": 0,
-        "message": {"role": "assistant", "content": output.text, "refusal": None},
-        "logprobs": None,
-        "finish_reason": finish_of(output.finish_reason),
-        "stop_reason": output.stop_reason,
-    }
+def _param_names(body: ChatCompletionRequest) -> dict[str, str]:
+    names = dict(PARAM_NAMES)
+    if body.input_tokens is not None:
+        names["prompt"] = "input_tokens"
+    if body.max_completion_tokens is None:
+        del names["max_tokens"]
+    names["grammar"] = grammar_param(body) or "tools"
+    if body.top_logprobs is not None:
+        names["logprobs"] = "top_logprobs"
+    return names

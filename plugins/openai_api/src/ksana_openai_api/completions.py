@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from ksana.errors import RequestError
+from ksana.server.errors import renamed_params
 from ksana.server.generation import Generation
 from ksana.server.json_body import read_json
 from ksana.server.json_response import json_response
 from ksana.server.middlewares import REQUEST_ID
+from ksana.server.operations import describes
 from ksana.server.streaming import SSE, JsonStream, TextTemplate
 from ksana.server.unsupported import refuse_unsupported
-from ksana.types.output import FinishReason, RequestOutput
+from ksana.types.output import RequestOutput
 from ksana.types.request import RequestDraft
+from ksana.types.sampling import SamplingParams
+from ksana_openai_api.answers import Envelope, StreamUsage, usage_of
+from ksana_openai_api.completion_choices import ChoiceFormat, ChoicePieces
+from ksana_openai_api.logprobs import LogprobFormat
 from ksana_openai_api.models import check_model
+from ksana_openai_api.prompts import parse_prompts
 from ksana_openai_api.requests import CompletionRequest
-from ksana_openai_api.responses import Envelope, StreamUsage, finish_of, usage_of
 from ksana_openai_api.sampling import check_stream_options, make_sampling_params
+from ksana_openai_api.structure import grammar_param
 from ksana_openai_api.unsupported import COMPLETION
 
 if TYPE_CHECKING:
@@ -31,32 +39,29 @@ _KIND = "text_completion"
 
 
 class Completions:
-    """Serves text completions for one engine; several prompts become several choices."""
+    """Serves text completions for one engine; several prompts become several choices, ``n`` each."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        self._logprobs = LogprobFormat(engine.tokenizer)
 
+    @describes("Continue a prompt", request=CompletionRequest, stream="text/event-stream")
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request, whole or as a stream."""
         body = await read_json(request, CompletionRequest)
-        drafts = self._make_drafts(body, request[REQUEST_ID])
-        envelope = Envelope.create("cmpl", self._engine.served_model_name)
-        async with Generation(self._engine, drafts) as generation:
-            if body.stream:
-                return await _stream(request, generation, envelope, StreamUsage(body.stream_options))
-            outputs = await generation.results()
-        choices = [
-            _choice(index, output.text, output.finish_reason, output.stop_reason)
-            for index, output in enumerate(outputs)
-        ]
-        return json_response(envelope.wrap(_KIND, choices, usage=usage_of(outputs)))
-
-    def _make_drafts(self, body: CompletionRequest, request_id: str) -> list[RequestDraft]:
         check_model(self._engine, body.model)
         refuse_unsupported(body.model_extra or {}, COMPLETION)
         check_stream_options(body)
-        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        sampling = make_sampling_params(body, self._engine.model_config, max_tokens)
+        with renamed_params(_param_names(body)):
+            drafts = self._make_drafts(body, request[REQUEST_ID])
+            async with Generation(self._engine, drafts) as generation:
+                if body.stream:
+                    return await self._stream(request, generation, drafts, body)
+                outputs = await generation.results()
+        return json_response(self._answer(drafts, outputs, body))
+
+    def _make_drafts(self, body: CompletionRequest, request_id: str) -> list[RequestDraft]:
+        sampling = self._sampling(body)
         return [
             RequestDraft(
                 prompt=prompt if isinstance(prompt, str) else None,
@@ -72,90 +77,95 @@ class Completions:
             for prompt in parse_prompts(body.prompt, self._engine.config.scheduler.max_waiting_queue_len)
         ]
 
+    def _sampling(self, body: CompletionRequest) -> SamplingParams:
+        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        sampling = make_sampling_params(body, self._engine.model_config, max_tokens, body.logprobs)
+        if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+            sampling = replace(sampling, prompt_logprobs=body.logprobs)
+        if body.best_of is None:
+            return sampling
+        count = _best_of(body)
+        return replace(sampling, num_beams=count) if body.use_beam_search else replace(sampling, best_of=count)
 
-def parse_prompts(prompt: object, max_prompts: int) -> list[str | list[int]]:
-    """Tell the four shapes of ``prompt`` apart: text, texts, token ids, lists of token ids.
+    def _answer(
+        self, drafts: list[RequestDraft], outputs: list[RequestOutput], body: CompletionRequest
+    ) -> dict[str, Any]:
+        per_prompt = len(outputs) // len(drafts)
+        format = ChoiceFormat.of(body, self._logprobs)
+        choices = [
+            format.whole(index, self._prompt_text(drafts[index // per_prompt], output) if format.echo else "", output)
+            for index, output in enumerate(outputs)
+        ]
+        envelope = Envelope.create("cmpl", self._engine.served_model_name)
+        return envelope.wrap(_KIND, choices, usage=usage_of(enumerate(outputs), per_prompt))
 
-    Args:
-        max_prompts: most prompts that the engine's queue takes at once.
+    async def _stream(
+        self, request: web.Request, generation: Generation, drafts: list[RequestDraft], body: CompletionRequest
+    ) -> web.StreamResponse:
+        await generation.wait_for_first()
+        per_prompt = len(generation.streams) // len(drafts)
+        envelope = Envelope.create("cmpl", self._engine.served_model_name)
+        usage = StreamUsage(body.stream_options, per_prompt)
+        format = ChoiceFormat.of(body, self._logprobs)
+        choices: dict[int, _Chunks] = {}
+        async with JsonStream(request, SSE) as stream:
+            async for index, output in generation:
+                usage.update(index, output)
+                if index not in choices:
+                    prompt = self._prompt_text(drafts[index // per_prompt], output) if format.echo else ""
+                    choices[index] = _Chunks(index, prompt, format, envelope, usage)
+                if data := choices[index].of(output):
+                    await stream.send_encoded(data)
+            if usage.at_end:
+                await stream.send(envelope.wrap(_KIND, [], usage=usage.total()))
+        return stream.response
 
-    Raises:
-        RequestError: it has none of them, or holds too many; ``param`` names the first element that is wrong.
-    """
-    if isinstance(prompt, str):
-        return [prompt]
-    if not isinstance(prompt, list):
-        raise RequestError("prompt must be a string, a list of strings, token ids or a list of them", param="prompt")
-    if not prompt:
-        raise RequestError("prompt must not be empty", param="prompt")
-    if isinstance(prompt[0], int):
-        return [_check_token_ids(prompt, "prompt")]
-    if len(prompt) > max_prompts:
-        raise RequestError(
-            f"prompt holds {len(prompt)} prompts, more than the {max_prompts} that this server takes at once; "
-            "send them in several calls",
-            param="prompt",
-        )
-    return [_check_prompt(item, f"prompt[{index}]") for index, item in enumerate(prompt)]
-
-
-def _check_prompt(prompt: object, param: str) -> str | list[int]:
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, list):
-        return _check_token_ids(prompt, param)
-    raise RequestError(f"{param} must be a string or a list of token ids", param=param)
-
-
-def _check_token_ids(token_ids: list[Any], param: str) -> list[int]:
-    for index, token_id in enumerate(token_ids):
-        if type(token_id) is not int:
-            raise RequestError(f"{param}[{index}] must be a token id, an integer", param=f"{param}[{index}]")
-    return token_ids
-
-
-async def _stream(
-    request: web.Request, generation: Generation, envelope: Envelope, usage: StreamUsage
-) -> web.StreamResponse:
-    await generation.wait_for_first()
-    chunks = _Chunks(envelope, usage)
-    async with JsonStream(request, SSE) as stream:
-        async for index, output in generation:
-            usage.update(index, output)
-            if output.text_delta or output.finished:
-                await stream.send_encoded(chunks.of(index, output))
-        if usage.at_end:
-            await stream.send(envelope.wrap(_KIND, [], usage=usage.total()))
-    return stream.response
+    def _prompt_text(self, draft: RequestDraft, output: RequestOutput) -> str:
+        if draft.prompt is not None:
+            return draft.prompt
+        return self._engine.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
 
 
 class _Chunks:
-    """Encodes the outputs of one stream."""
+    """Encodes the outputs of one choice."""
 
-    def __init__(self, envelope: Envelope, usage: StreamUsage) -> None:
+    def __init__(self, index: int, prompt: str, format: ChoiceFormat, envelope: Envelope, usage: StreamUsage) -> None:
+        self._pieces = ChoicePieces(index, prompt, format)
         self._envelope = envelope
         self._usage = usage
-        self._texts: dict[int, TextTemplate] = {}
+        self._is_uniform = format.is_text_alone and not usage.differs_by_chunk
+        self._has_more_than_text = not format.is_text_alone
+        self._text: TextTemplate | None = None
 
-    def of(self, index: int, output: RequestOutput) -> bytes:
-        """The chunk for an output of choice ``index``."""
-        if output.finished or self._usage.differs_by_chunk:
-            return SSE.encode(self._chunk(_choice(index, output.text_delta, output.finish_reason, output.stop_reason)))
-        template = self._texts.get(index)
-        if template is None:
-            template = TextTemplate(SSE, lambda text: self._chunk(_choice(index, text, None, None)))
-            self._texts[index] = template
-        return template.encode(output.text_delta)
+    def of(self, output: RequestOutput) -> bytes:
+        """The chunk for an output; none if it has nothing to tell."""
+        if output.finished or not self._is_uniform:
+            tells = output.finished or output.text_delta or (self._has_more_than_text and output.token_ids_delta)
+            return self._encode(output, output.text_delta) if tells else b""
+        if not output.text_delta:
+            return b""
+        if self._text is None:
+            self._text = TextTemplate(SSE, lambda text: self._chunk(output, text))
+        return self._text.encode(output.text_delta)
 
-    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return self._envelope.wrap(_KIND, [choice], **self._usage.fields())
+    def _encode(self, output: RequestOutput, text: str) -> bytes:
+        return SSE.encode(self._chunk(output, text))
+
+    def _chunk(self, output: RequestOutput, text: str) -> dict[str, Any]:
+        piece = self._pieces.next(output, text, output.token_ids_delta)
+        return self._envelope.wrap(_KIND, [piece], **self._usage.fields())
 
 
-def _choice(index: int, text: str, finish_reason: FinishReason | None, stop_reason: str | int | None) -> dict[str, Any]:
-    return {
-        "index": index,
-        "text": text,
-        "logprobs": None,
-        "finish_reason": finish_of(finish_reason),
-        "stop_reason": stop_reason,
-    }
+def _param_names(body: CompletionRequest) -> dict[str, str]:
+    names = {"num_beams": "n" if body.best_of is None else "best_of"}
+    source = grammar_param(body)
+    return names if source is None else {**names, "grammar": source}
+
+
+def _best_of(body: CompletionRequest) -> int:
+    n, best_of = body.n or 1, body.best_of or 1
+    if best_of < n:
+        raise RequestError(f"best_of is {best_of}, but it must be at least n, which is {n}", param="best_of")
+    if body.stream and best_of > n:
+        raise RequestError("the best of several texts is known at the end only: best_of cannot stream", param="best_of")
+    return best_of

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from ksana.errors import RequestError
 from ksana.server.json_response import json_response
+from ksana.server.operations import describes
 
 if TYPE_CHECKING:
     from ksana.engine.async_engine import AsyncEngine
@@ -40,10 +41,12 @@ class Models:
         self._engine = engine
         self._created = int(time.time())
 
+    @describes("The models that are served")
     async def list(self, request: web.Request) -> web.Response:
         """All models."""
         return json_response({"object": "list", "data": [self._card(self._engine.served_model_name)]})
 
+    @describes("One model, by any of its names")
     async def get(self, request: web.Request) -> web.Response:
         """One model by any of its names."""
         name = request.match_info["model_id"]

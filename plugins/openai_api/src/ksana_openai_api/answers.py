@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,15 +31,25 @@ class Envelope:
         return {**head, "choices": choices, **more}
 
 
-def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Token counts over all ``outputs``, one for each prompt."""
-    prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    completion = sum(len(output.token_ids) for output in outputs)
+def usage_of(outputs: Iterable[tuple[int, RequestOutput]], per_prompt: int) -> dict[str, Any]:
+    """Token counts.
+
+    Args:
+        outputs: by the index of the choice.
+        per_prompt: choices that share a prompt, which counts once.
+    """
+    prompts: dict[int, RequestOutput] = {}
+    completion = 0
+    for index, output in outputs:
+        prompts.setdefault(index // per_prompt, output)
+        completion += len(output.token_ids)
+    prompt = sum(len(output.prompt_token_ids) for output in prompts.values())
+    cached = sum(output.stats.num_cached_tokens for output in prompts.values())
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(output.stats.num_cached_tokens for output in outputs)},
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 
@@ -49,9 +59,15 @@ def finish_of(reason: FinishReason | None) -> str | None:
 
 
 class StreamUsage:
-    """Decides where token counts appear in a stream, and keeps them: the latest output of every choice."""
+    """Decides where token counts appear in a stream, and keeps them: the latest output of every choice.
 
-    def __init__(self, options: StreamOptions | None) -> None:
+    Args:
+        options: of the request.
+        per_prompt: choices that share a prompt.
+    """
+
+    def __init__(self, options: StreamOptions | None, per_prompt: int) -> None:
+        self._per_prompt = per_prompt
         self.at_end = bool(options and options.include_usage)
         self._always = self.at_end and bool(options and options.continuous_usage_stats)
         self._latest: dict[int, RequestOutput] = {}
@@ -73,4 +89,4 @@ class StreamUsage:
 
     def total(self) -> dict[str, Any]:
         """The counts so far."""
-        return usage_of(list(self._latest.values()))
+        return usage_of(sorted(self._latest.items(), key=lambda item: item[0]), self._per_prompt)
