@@ -4,11 +4,13 @@
 #   make serve ARGS="--port 9000"        more flags for ksana-serve
 #   make serve MODEL=./my-model          another model
 #   make test ARGS="tests/kv -x"         more arguments for pytest
+#   make test WORKERS=0                  in one process, for a debugger
 #   make install PYTHON=python3.12       another interpreter; it is chosen when .venv is made
 
 PYTHON ?= python3
 MODEL ?= demo
 ARGS ?=
+WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -35,7 +37,7 @@ serve: $(INSTALLED) $(KERNELS)  ## serve the demo model on http://127.0.0.1:8080
 	@$(BIN)/ksana-serve --model $(MODEL) $(ARGS)
 
 test: $(INSTALLED) $(KERNELS)  ## run all tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(INSTALLED)  ## check style and types
 	$(BIN)/ruff check .

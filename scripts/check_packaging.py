@@ -18,13 +18,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-BUILTINS = ("cpu_backend", "hf_models", "hf_tokenizers", "native_api")
+BUILTINS = tuple(sorted(file.stem for file in (ROOT / "ksana" / "builtins").glob("[!_]*.py")))
 
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
 names = [module.name for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
-names = [name for name in names if ".testing" not in name]  # the kits need an extra
+names = [name for name in names if ".testing" not in name and ".otlp" not in name]  # these need extras
 names = [name for name in names if not name.endswith("._native")]  # it ends in .so, but is no module
 for name in names:
     importlib.import_module(name)

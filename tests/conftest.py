@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,6 +75,27 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return make(tuple((name, repr(value)) for name, value in sorted(overrides.items())), architecture)
 
     return tiny
+
+
+@contextmanager
+def _serve_demo(*flags: str) -> Iterator[str]:
+    command = [sys.executable, "-m", "ksana.cli.serve", "--model", "demo", "--port", "0", "--no-access-log", *flags]
+    # Threads that spin for each other are slow beyond measure where other processes want the same cores.
+    environment = {**os.environ, "KSANA_KERNEL_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            greeting = server.stdout.readline()
+            assert greeting.startswith("Ksana is ready on http://"), "the server did not start"
+            yield greeting
+        finally:
+            server.terminate()
+
+
+@pytest.fixture(scope="session")
+def serve_demo() -> Callable[..., AbstractContextManager[str]]:
+    """``with serve_demo(*flags) as greeting``: the demo model in a process of its own, and the line it greets with."""
+    return _serve_demo
 
 
 @pytest.fixture

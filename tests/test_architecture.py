@@ -28,11 +28,13 @@ FLOORS = {
     "text": 3,
     "kernels": 3,
     "scheduling": 4,
+    "drafters": 5,
     "models": 5,
     "worker": 5,
     "builtins": 5,
     "engine": 6,
     "server": 7,
+    "telemetry": 7,
     "bench": 8,
     "cli": 8,
     "perf": 8,
@@ -41,10 +43,10 @@ FLOORS = {
 }
 """Floor of each part of the core. A part may import its own floor and those below."""
 
-LIGHT = ["types", "tracing", "hookspecs", "plugin", "config", "kv", "text", "scheduling"]
+LIGHT = ["types", "tracing", "hookspecs", "plugin", "config", "kv", "text", "scheduling", "drafters"]
 HEAVY_LIBRARIES = {"torch", "aiohttp", "transformers"}
 
-HOT_LOOPS = ["kv", "scheduling", "kernels", "text", "models", "worker"]
+HOT_LOOPS = ["kv", "scheduling", "drafters", "kernels", "text", "models", "worker"]
 
 MAX_LINES = 500
 MAX_COLUMNS = 120

@@ -18,6 +18,8 @@ else:
 
 ROOT = Path(__file__).parent.parent
 
+OWNERS = metadata.packages_distributions()
+
 DISTRIBUTIONS = [(ROOT, "ksana"), (ROOT / "plugins/openai_api", "src")]
 
 NOT_IMPORTED = {"protobuf", "sentencepiece"}
@@ -41,7 +43,8 @@ def declared(folder: Path, extra: str = "") -> set[str]:
 
 def optional(folder: Path) -> set[str]:
     """What the code does without if it is not there."""
-    return declared(folder, "plot") if "plot" in project(folder).get("optional-dependencies", {}) else set()
+    extras = {"otlp", "plot"} & project(folder).get("optional-dependencies", {}).keys()
+    return {need for extra in extras for need in declared(folder, extra)}
 
 
 def imported(sources: Path, *, kits: bool) -> set[str]:
@@ -52,13 +55,22 @@ def imported(sources: Path, *, kits: bool) -> set[str]:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                names |= {alias.name.partition(".")[0] for alias in node.names}
+                names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names.add(node.module.partition(".")[0])
-    own = {path.name for path in [sources, *sources.iterdir()]}
-    owners = metadata.packages_distributions()
-    foreign = names - set(sys.stdlib_module_names) - own
-    return {normalized(owners.get(name, [name])[0]) for name in foreign}
+                names.add(node.module)
+    own = {path.name for path in [sources, *sources.iterdir()]} | set(sys.stdlib_module_names)
+    return {normalized(distribution_of(name)) for name in names if name.partition(".")[0] not in own}
+
+
+def distribution_of(module: str) -> str:
+    """The distribution that brings a module; several may share the package at its top."""
+    top = module.partition(".")[0]
+    owners = set(OWNERS.get(top, [top]))
+    path = module.replace(".", "/")
+    for owner in owners if len(owners) > 1 else ():
+        if any(str(file) in (f"{path}.py", f"{path}/__init__.py") for file in metadata.files(owner) or ()):
+            return owner
+    return min(owners)
 
 
 @pytest.mark.parametrize(("folder", "sources"), DISTRIBUTIONS)
@@ -74,5 +86,5 @@ def test_every_dependency_is_pinned_for_development() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {normalized(line.partition("==")[0]) for line in lines if not line.startswith("#")}
     needed = {need for folder, _ in DISTRIBUTIONS for need in declared(folder)}
-    extras = declared(ROOT, "testing") | declared(ROOT, "dev") | optional(ROOT)
+    extras = declared(ROOT, "testing") | declared(ROOT, "clients") | declared(ROOT, "dev") | optional(ROOT)
     assert (needed | extras) - {"ksana"} <= pinned

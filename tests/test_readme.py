@@ -9,7 +9,8 @@ import shlex
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -36,19 +37,12 @@ def python(*arguments: str, **variables: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    command = [sys.executable, "-m", "ksana.cli.serve", "--model", "demo", "--port", "0", "--no-access-log"]
-    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            greeting = server.stdout.readline()
-            ready = re.match(r"Ksana is ready on (http://\S+)", greeting)
-            assert ready, "the server did not start"
-            # The README shows this line.
-            assert greeting.replace(ready[1], ADDRESS) in README
-            yield ready[1]
-        finally:
-            server.terminate()
+def address(serve_demo: Callable[..., AbstractContextManager[str]]) -> Iterator[str]:
+    with serve_demo() as greeting:
+        found = greeting.split()[4]
+        # The README shows this line.
+        assert greeting.replace(found, ADDRESS) in README
+        yield found
 
 
 def test_the_openai_client_streams_an_answer(address: str) -> None:
