@@ -7,6 +7,7 @@ from typing import Any
 
 from ksana.text.parsing import OutputParser, ParserEvent, ReasoningEvent, TextEvent, ToolCallArguments, ToolCallStart
 from ksana.types.output import FinishReason, RequestOutput
+from ksana_openai_api.answers import finish_of
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class ChoiceReader:
         """Why the answer ended, if it has."""
         if output.finish_reason is FinishReason.STOP and self.calls:
             return "tool_calls"
-        return None if output.finish_reason is None else output.finish_reason.value
+        return finish_of(output.finish_reason)
 
     @property
     def content(self) -> str | None:
