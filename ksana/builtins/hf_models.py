@@ -43,12 +43,13 @@ def ksana_iter_weights(model_path: Path, config: ModelConfig) -> Iterable[tuple[
         from ksana.models.weights import gguf_reader
 
         return gguf_reader.iter_weights(model_path, config) if model_path.suffix == ".gguf" else None
+    from ksana.models import multimodal
     from ksana.models.weights import safetensors_reader, torch_bin_reader
 
-    if files := safetensors_reader.find_files(model_path):
-        return safetensors_reader.iter_weights(files)
-    if files := torch_bin_reader.find_files(model_path):
-        return torch_bin_reader.iter_weights(files)
+    for reader in (safetensors_reader, torch_bin_reader):
+        if files := reader.find_files(model_path):
+            weights = reader.iter_weights(files)
+            return multimodal.text_weights(weights) if config.architecture in multimodal.ARCHITECTURES else weights
     raise ModelLoadError(
         f"{model_path}: no weights found; expected {safetensors_reader.SINGLE_FILE} or {torch_bin_reader.SINGLE_FILE}, "
         "or an index of several such files"

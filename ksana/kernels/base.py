@@ -20,9 +20,10 @@ import torch.nn.functional as F
 
 from ksana.kernels import reference
 from ksana.kernels.batch import AttentionBatch, KVCache, StepContext
+from ksana.kernels.float8 import to_float8
 from ksana.kernels.quantization import Weight
 from ksana.kernels.weights import AttentionWeights, DecoderLayerWeights, GatedMLPWeights, Linear
-from ksana.types.kv import KVCacheConfig
+from ksana.types.kv import BlockCopy, KVCacheConfig
 
 logger = logging.getLogger(__name__)
 
@@ -69,21 +70,26 @@ class KernelBackend:
         return (model_dtype,)
 
     def allocate_kv_cache(self, config: KVCacheConfig) -> KVCache:
-        """Zeroed cache tensors, each [num_blocks, block_size, 2 * num_kv_heads, head_size], keys before values."""
-        spec = config.groups[0].spec
-        shape = (config.num_blocks, spec.block_size, 2 * spec.num_kv_heads, spec.head_size)
-        dtype = torch_dtype(spec.dtype)
-        return KVCache(config, [self.allocate_zeros(shape, dtype) for _ in range(config.num_tensors)])
+        """Zeroed tensors, for each layer [blocks, block_size, 2 * num_kv_heads, head_size], keys before values."""
+        tensors = {}
+        for group in config.groups:
+            spec = group.spec
+            shape = (group.num_blocks, spec.block_size, 2 * spec.num_kv_heads, spec.head_size)
+            for layer in group.layer_indices:
+                tensors[layer] = self.allocate_zeros(shape, torch_dtype(spec.dtype))
+        return KVCache(config, tensors)
 
     def allocate_zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A zeroed tensor on the device."""
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
-    def copy_blocks(self, cache: KVCache, pairs: list[tuple[int, int]]) -> None:
-        """Copy whole blocks, (source, destination) each, in every cache tensor."""
-        sources, destinations = (torch.tensor(ids, device=self.device) for ids in zip(*pairs, strict=True))
-        for tensor in cache.tensors:
-            tensor[destinations] = tensor[sources]
+    def copy_blocks(self, cache: KVCache, copies: list[BlockCopy]) -> None:
+        """Copy whole blocks, in the cache tensors of all layers of their group; all sources are read first."""
+        for group_id in {copy[0] for copy in copies}:
+            pairs = [copy[1:] for copy in copies if copy[0] == group_id]
+            sources, destinations = (torch.tensor(ids, device=self.device) for ids in zip(*pairs, strict=True))
+            for tensor in cache.group_tensors(group_id):
+                tensor[destinations] = tensor[sources]
 
     # -- weights -----------------------------------------------------------------------------------------------
 
@@ -93,6 +99,16 @@ class KernelBackend:
         A backend without kernels for quantised weights makes plain ones of them, as this default does.
         """
         return Linear(self._plain(weight), bias)
+
+    def pack_tied_head(self, head: Linear) -> Linear:
+        """The same for a head that is the embedding as well: :meth:`embed` finds its rows in what this returns.
+
+        This default keeps the plain weight beside the packed one. A backend that finds rows in its own saves that.
+        """
+        assert isinstance(head.weight, torch.Tensor), "a quantised head is no embedding"
+        packed = self.pack_linear(head.weight, head.bias)
+        packed.weight = head.weight
+        return packed
 
     def _plain(self, weight: Weight) -> torch.Tensor:
         """The weight as a tensor on the device; says once that quantised ones gain nothing here."""
@@ -128,9 +144,10 @@ class KernelBackend:
         assert isinstance(linear.weight, torch.Tensor), "packed by another backend"
         return F.linear(x, linear.weight, linear.bias)
 
-    def logits(self, x: torch.Tensor, head: Linear) -> torch.Tensor:
-        """[T, hidden_size] -> float32 [T, vocab_size]."""
-        return self.linear(x, head).float()
+    def logits(self, x: torch.Tensor, head: Linear, soft_cap: float = 0.0) -> torch.Tensor:
+        """[T, hidden_size] -> float32 [T, vocab_size], each bent to ``soft_cap * tanh(logit / soft_cap)`` if not 0."""
+        logits = self.linear(x, head).float()
+        return logits.div_(soft_cap).tanh_().mul_(soft_cap) if soft_cap else logits
 
     def embed(self, token_ids: torch.Tensor, embedding: Linear) -> torch.Tensor:
         """Rows of the embedding: int64 [T] -> [T, hidden_size]. A tied head may be packed already."""
@@ -138,7 +155,14 @@ class KernelBackend:
         return F.embedding(token_ids, embedding.weight)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Root mean square normalisation over the last dimension (Zhang and Sennrich 2019)."""
+        """Root mean square normalisation over the last dimension (Zhang and Sennrich 2019).
+
+        Args:
+            x: [..., n].
+            weight: [n], of the dtype of ``x`` or float32; with the latter, only the result is rounded.
+        """
+        if weight.dtype != x.dtype:
+            return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -151,9 +175,25 @@ class KernelBackend:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
-    def write_kv(self, cache: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
-        """Write keys and values [T, 2 * num_kv_heads, head_size] to ``slots`` int64 [T] of a layer's cache."""
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, kv)
+    def gelu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[T, 2 * n] -> [T, n]: GELU (Hendrycks and Gimpel 2016), by tanh, of the first half times the second."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh").mul_(up)
+
+    def write_kv(self, cache: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor, scale: float = 1.0) -> None:
+        """Write keys and values to a layer's cache.
+
+        Args:
+            cache: of ``kv``'s dtype or of eight bits.
+            slots: int64 [T].
+            kv: [T, 2 * num_kv_heads, head_size].
+            scale: what they are divided by in a cache of eight bits; 1 for any other.
+        """
+        memory = cache.view(-1, *cache.shape[2:])
+        if cache.dtype == kv.dtype:
+            memory.index_copy_(0, slots, kv)
+        else:
+            memory[slots] = to_float8(kv, cache.dtype, scale)
 
     # -- sampling ----------------------------------------------------------------------------------------------
     # Logits are float32 [n, vocab_size]. What a row gives must not depend on the other rows.
@@ -220,7 +260,7 @@ class KernelBackend:
 
         Args:
             query: [T, num_heads, head_size].
-            kv: [T, 2 * num_kv_heads, head_size], the batch's own keys and values, the same as in the cache.
+            kv: [T, 2 * num_kv_heads, head_size], the batch's own keys and values, which are in the cache too.
             cache: of this layer.
             metadata: from :meth:`build_attention_metadata`.
 
@@ -228,7 +268,7 @@ class KernelBackend:
             [T, num_heads, head_size].
         """
         return reference.paged_attention(
-            query, cache, metadata.batch, weights.num_kv_heads, weights.scale, weights.soft_cap
+            query, cache, metadata.batch, weights.num_kv_heads, weights.scale, weights.soft_cap, weights.kv_scale
         )
 
     # -- blocks of a layer -------------------------------------------------------------------------------------
@@ -245,14 +285,16 @@ class KernelBackend:
         if weights.q_norm is not None and weights.k_norm is not None:
             query.copy_(self.rms_norm(query, weights.q_norm, eps))
             key.copy_(self.rms_norm(key, weights.k_norm, eps))
-        self.rotary(qkv[:, : heads + kv_heads], context.cos, context.sin)
-        self.write_kv(cache, metadata.slot_mapping, kv)
+        self.rotary(qkv[:, : heads + kv_heads], *context.rotary[weights.rotary_index])
+        self.write_kv(cache, metadata.slot_mapping, kv, weights.kv_scale)
         attended = self.attention(query, kv, cache, metadata, weights)
         return self.linear(attended.reshape(x.shape[0], heads * weights.head_size), weights.output)
 
     def mlp_block(self, x: torch.Tensor, weights: GatedMLPWeights) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        return self.linear(self.silu_and_mul(self.linear(x, weights.gate_up)), weights.down)
+        gate_up = self.linear(x, weights.gate_up)
+        gated = self.silu_and_mul(gate_up) if weights.activation == "silu" else self.gelu_and_mul(gate_up)
+        return self.linear(gated, weights.down)
 
     def decoder_layers(
         self,
@@ -279,9 +321,14 @@ class KernelBackend:
     def decoder_layer(self, hidden: torch.Tensor, layer: DecoderLayerWeights, context: StepContext) -> torch.Tensor:
         """A whole layer, residual connections included: [T, hidden] -> [T, hidden]. May overwrite ``hidden``."""
         normed = self.rms_norm(hidden, layer.input_norm, layer.eps)
-        hidden = hidden.add_(self.attention_block(normed, layer.attention, layer.eps, context))
-        normed = self.rms_norm(hidden, layer.post_attention_norm, layer.eps)
-        return hidden.add_(self.mlp_block(normed, layer.mlp))
+        attended = self.attention_block(normed, layer.attention, layer.eps, context)
+        if layer.attention_output_norm is not None:
+            attended = self.rms_norm(attended, layer.attention_output_norm, layer.eps)
+        hidden = hidden.add_(attended)
+        transformed = self.mlp_block(self.rms_norm(hidden, layer.mlp_input_norm, layer.eps), layer.mlp)
+        if layer.mlp_output_norm is not None:
+            transformed = self.rms_norm(transformed, layer.mlp_output_norm, layer.eps)
+        return hidden.add_(transformed)
 
 
 class _ReferenceMetadata:

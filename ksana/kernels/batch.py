@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -36,25 +36,42 @@ class AttentionBatch:
 
 
 class KVCache:
-    """The cache tensors, and which layer finds its part where.
+    """The cache tensors, and which layer finds its own where.
 
     Args:
-        config: blocks and groups.
-        tensors: ``config.num_tensors`` of them, in the layout of the backend that allocated them.
+        config: the groups and their blocks.
+        tensors: one for each layer, by its index: [blocks of the layer's group, ...], each block contiguous, the rest
+            in the layout of the backend that allocated them.
     """
 
-    def __init__(self, config: KVCacheConfig, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, config: KVCacheConfig, tensors: dict[int, torch.Tensor]) -> None:
         self.config = config
         self.tensors = tensors
         self._place = {
-            layer: (group_id, tensors[index])
+            layer: (group_id, tensors[layer])
             for group_id, group in enumerate(config.groups)
-            for index, layer in enumerate(group.layer_indices)
+            for layer in group.layer_indices
         }
 
     def layer(self, layer_index: int) -> tuple[int, torch.Tensor]:
         """(KV cache group, cache tensor) of a layer."""
         return self._place[layer_index]
+
+    def group_tensors(self, group_id: int) -> list[torch.Tensor]:
+        """The cache tensors of a group's layers, in layer order."""
+        return [self.tensors[layer] for layer in self.config.groups[group_id].layer_indices]
+
+
+class LayerTransfers(Protocol):
+    """Who moves keys and values while a step goes from layer to layer; see ``WorkerConnector``."""
+
+    def wait_for_layer_load(self, layer_index: int) -> None:
+        """The layer is about to be computed: what it reads must be there."""
+        ...
+
+    def save_kv_layer(self, layer_index: int) -> None:
+        """The layer has written its keys and values."""
+        ...
 
 
 @dataclass(slots=True)
@@ -62,16 +79,18 @@ class StepContext:
     """What every layer needs in a step, computed once for all of them.
 
     Attributes:
-        cos, sin: rotary tables of the batch's positions, [T, 1, head_size] in the model's dtype; the first half of
-            ``sin`` is negated, so that ``x * cos + roll(x, head_size / 2) * sin`` is the rotation.
+        rotary: (cos, sin) of the batch's positions, one pair for each kind of rotary embedding that the model's layers
+            have; both [T, 1, head_size] in the model's dtype. The first half of ``sin`` is negated, so that
+            ``x * cos + roll(x, head_size / 2) * sin`` is the rotation.
         attention: what the backend's metadata builder made of each group's batch.
         cache: keys and values.
+        layer_transfers: must be told of every layer; None, and then layers may be computed all at once.
     """
 
-    cos: torch.Tensor
-    sin: torch.Tensor
+    rotary: list[tuple[torch.Tensor, torch.Tensor]]
     attention: list[Any]
     cache: KVCache
+    layer_transfers: LayerTransfers | None = None
 
 
 @dataclass(slots=True)

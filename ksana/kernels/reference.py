@@ -18,6 +18,7 @@ def paged_attention(
     num_kv_heads: int,
     scale: float,
     soft_cap: float = 0.0,
+    kv_scale: float = 1.0,
 ) -> torch.Tensor:
     """Attention of each new token over all cached tokens up to itself (the new ones are in the cache already).
 
@@ -26,7 +27,7 @@ def paged_attention(
         cache: [num_blocks, block_size, 2 * num_kv_heads, head_size], the keys before the values.
         batch: the group's batch.
         scale: factor of the scores.
-        soft_cap: see :class:`ksana.kernels.weights.AttentionWeights`.
+        soft_cap, kv_scale: see :class:`ksana.kernels.weights.AttentionWeights`.
 
     Returns:
         [T, num_heads, head_size] in the query's dtype.
@@ -38,7 +39,7 @@ def paged_attention(
         context = int(batch.context_lens[row])
         length = context + end - start
         blocks = torch.from_numpy(batch.block_tables[row, : cdiv(length, batch.block_size)]).to(query.device)
-        kv = cache[blocks].flatten(0, 1)[:length].float()
+        kv = cache[blocks].flatten(0, 1)[:length].float() * kv_scale
         keys = kv[:, :num_kv_heads].repeat_interleave(group_size, dim=1)
         values = kv[:, num_kv_heads:].repeat_interleave(group_size, dim=1)
         visible = causal_mask(context, end - start, batch.sliding_window).to(query.device)

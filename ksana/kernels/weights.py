@@ -39,6 +39,8 @@ class AttentionWeights:
         output: [hidden_size, num_heads * head_size].
         q_norm, k_norm: [head_size] RMSNorm weights applied to each head before the rotary embedding, or None.
         layer_index: position of the layer in the model, and so of its cache.
+        rotary_index: which of :attr:`StepContext.rotary` turns q and k.
+        kv_scale: what keys and values are divided by in a cache of eight bits; 1 for any other cache.
         soft_cap: scores are bent to ``soft_cap * tanh(score / soft_cap)`` before the softmax; 0 for none.
     """
 
@@ -49,9 +51,11 @@ class AttentionWeights:
     head_size: int
     scale: float
     layer_index: int
+    rotary_index: int = 0
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
     soft_cap: float = 0.0
+    kv_scale: float = 1.0
 
 
 @dataclass(slots=True)
@@ -61,25 +65,33 @@ class GatedMLPWeights:
     Attributes:
         gate_up: gate above up: [2 * intermediate_size, hidden_size].
         down: [hidden_size, intermediate_size].
+        activation: ``silu`` or ``gelu_tanh``; see :class:`ksana.types.model.ModelConfig`.
     """
 
     gate_up: Linear
     down: Linear
+    activation: str = "silu"
 
 
 @dataclass(slots=True)
 class DecoderLayerWeights:
     """A pre-norm transformer layer: norm, attention, norm, MLP, with residual connections.
 
+    Norm weights are [hidden_size], of the activations' dtype or, if they need more digits than that has, float32.
+
     Attributes:
-        input_norm, post_attention_norm: RMSNorm weights, [hidden_size].
+        input_norm, mlp_input_norm: RMSNorm weights in front of attention and MLP.
         eps: of every RMSNorm in the layer.
+        attention_output_norm, mlp_output_norm: RMSNorm weights of what attention and MLP add to the residual stream, or
+            None.
         packed: what the backend made of the whole layer; None if it works from the parts.
     """
 
     input_norm: torch.Tensor
     attention: AttentionWeights
-    post_attention_norm: torch.Tensor
+    mlp_input_norm: torch.Tensor
     mlp: GatedMLPWeights
     eps: float
+    attention_output_norm: torch.Tensor | None = None
+    mlp_output_norm: torch.Tensor | None = None
     packed: Any = None

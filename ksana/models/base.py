@@ -38,8 +38,8 @@ class Model(Protocol):
         """All weights have been offered: pack them. Returns the names of those that are missing."""
         ...
 
-    def rotary_tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin) of int64 positions [T], as :class:`StepContext` describes them."""
+    def rotary_tables(self, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """``rotary`` of :class:`StepContext` for int64 positions [T]."""
         ...
 
     def forward(self, inputs: ModelInputs, context: StepContext) -> torch.Tensor:

@@ -11,7 +11,7 @@ from ksana.kernels.quantization import QuantizedWeight, Weight, concatenate
 from ksana.kernels.weights import Linear
 
 Converter = Callable[[Weight], Weight]
-"""What becomes of a projection's weight on its way from the file."""
+"""What becomes of a weight on its way from the file."""
 
 
 class Parameters:
@@ -33,6 +33,12 @@ class Parameters:
     def add(self, name: str, *shape: int) -> torch.Tensor:
         """A weight of its own."""
         return self.add_stacked([(name, shape[0])], *shape[1:])
+
+    def add_offset(self, name: str, size: int) -> torch.Tensor:
+        """A vector that the file holds less one; float32, whose digits the sum has and a shorter dtype has not."""
+        tensor = self._slots[name] = torch.empty(size, dtype=torch.float32, device=self._device)
+        self._converters[name] = _plus_one
+        return tensor
 
     def add_stacked(self, rows_of: list[tuple[str, int]], *rest: int) -> torch.Tensor:
         """One tensor [sum of rows, *rest] whose rows belong to several names, in order."""
@@ -97,3 +103,7 @@ class Parameters:
     def missing(self) -> list[str]:
         """Names that have not been filled."""
         return [name for name in self._slots if name not in self._filled]
+
+
+def _plus_one(weight: Weight) -> torch.Tensor:
+    return (weight if isinstance(weight, torch.Tensor) else weight.dequantize()).float() + 1.0

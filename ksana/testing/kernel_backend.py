@@ -42,6 +42,7 @@ class AttentionCase:
         soft_cap: of the scores; 0 for none.
         dtype: of queries and outputs.
         cache_dtype: of the cache, if not the same.
+        kv_scale: what keys and values are divided by in a cache of eight bits.
     """
 
     requests: tuple[tuple[int, int], ...]
@@ -53,6 +54,7 @@ class AttentionCase:
     soft_cap: float = 0.0
     dtype: str = "float32"
     cache_dtype: str = ""
+    kv_scale: float = 1.0
     seed: int = 0
 
     def kv_config(self) -> KVCacheConfig:
@@ -62,14 +64,15 @@ class AttentionCase:
         spec: KVCacheSpec = FullAttentionSpec(*shape)
         if self.window is not None:
             spec = SlidingWindowSpec(*shape, self.window)
-        return KVCacheConfig(2 * needed + 1, (KVCacheGroup(spec, (0,)),))
+        return KVCacheConfig((KVCacheGroup(spec, (0,), 2 * needed + 1),))
 
     def weights(self) -> AttentionWeights:
-        """Head counts, scale and soft cap; the projections are not used."""
+        """Head counts, scales and soft cap; the projections are not used."""
         unused = Linear(torch.empty(0))
         heads = self.num_kv_heads * self.group_size
         shape = (heads, self.num_kv_heads, self.head_size)
-        return AttentionWeights(unused, unused, *shape, self.head_size**-0.5, 0, soft_cap=self.soft_cap)
+        scale = self.head_size**-0.5
+        return AttentionWeights(unused, unused, *shape, scale, 0, soft_cap=self.soft_cap, kv_scale=self.kv_scale)
 
 
 REQUESTS = st.lists(
@@ -135,13 +138,33 @@ class KernelBackendTests:
             pytest.skip(f"{backend.name} has no {case.dtype}")
         check_attention(backend, case)
 
-    def test_copied_blocks_hold_what_the_sources_held(self, backend: KernelBackend) -> None:
+    @pytest.mark.parametrize("cache_dtype", ["float8_e4m3fn", "float8_e5m2"])
+    def test_attention_over_eight_bits(self, backend: KernelBackend, cache_dtype: str) -> None:
+        """Without a factor, with one, and with one so small that numbers must be cut."""
+        if cache_dtype not in backend.kv_cache_dtypes("float32"):
+            pytest.skip(f"{backend.name} has no such cache")
+        for kv_scale in (1.0, 0.02, 1e-5):
+            for soft_cap, window in ((0.0, None), (20.0, 20)):
+                check_attention(
+                    backend,
+                    AttentionCase(
+                        ((0, 30), (17, 1), (50, 9)),
+                        window=window,
+                        soft_cap=soft_cap,
+                        cache_dtype=cache_dtype,
+                        kv_scale=kv_scale,
+                    ),
+                )
+
+    @pytest.mark.parametrize("cache_dtype", ["float32", "float8_e4m3fn"])
+    def test_copied_blocks_hold_what_the_sources_held(self, backend: KernelBackend, cache_dtype: str) -> None:
         """Also when a source is a destination of another copy: all sources are read first."""
-        case = AttentionCase(((7, 1),), block_size=4)
-        run = _AttentionRun(backend, case)
+        if cache_dtype not in backend.kv_cache_dtypes("float32"):
+            pytest.skip(f"{backend.name} has no such cache")
+        run = _AttentionRun(backend, AttentionCase(((7, 1),), block_size=4, cache_dtype=cache_dtype))
         before = run.attend()
         [first, second] = run.tables[0][:2]
-        backend.copy_blocks(run.cache, [(second, first), (first, second)])
+        backend.copy_blocks(run.cache, [(0, second, first), (0, first, second)])
         run.batch.block_tables[0, :2] = [second, first]
         run.batch.slot_mapping[0] = first * 4 + 3
         torch.testing.assert_close(run.attend(), before)
@@ -166,11 +189,30 @@ class KernelBackendTests:
             x = _randn(backend, 0, rows, 96)
             _assert_close(backend.linear(x, packed), x.double() @ expected.T)
 
+    def test_tied_head(self, backend: KernelBackend) -> None:
+        """One matrix, of which rows are looked up, and which is multiplied with."""
+        ids = torch.tensor([5, 0, 39, 5], device=backend.device)
+        for dtype in self.dtypes:
+            weight = _randn(backend, 1, 40, 96).to(getattr(torch, dtype))
+            x = _randn(backend, 0, 3, 96).to(weight.dtype)
+            head = backend.pack_tied_head(Linear(weight.clone()))
+            assert torch.equal(backend.embed(ids, head), weight[ids])
+            expected = x.double() @ weight.double().T
+            torch.testing.assert_close(backend.logits(x, head).double(), expected, rtol=0.02, atol=0.02)
+
     def test_rms_norm(self, backend: KernelBackend) -> None:
         x, weight = 3 * _randn(backend, 0, 7, 48), _randn(backend, 1, 48)
         x[3] = 0.0
         scale = (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
         _assert_close(backend.rms_norm(x, weight, 1e-5), x.double() * scale * weight.double())
+
+    def test_rms_norm_with_a_weight_of_more_digits(self, backend: KernelBackend) -> None:
+        x, weight = _randn(backend, 0, 7, 48).bfloat16(), 1 + 0.01 * _randn(backend, 1, 48)
+        scale = (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+        normed = backend.rms_norm(x, weight, 1e-5)
+        assert normed.dtype is torch.bfloat16
+        expected = x.double() * scale * weight.double()
+        assert ((normed.double() - expected) / expected).abs().max() < 2**-8  # one rounding of eight digits
 
     def test_rms_norm_of_single_heads(self, backend: KernelBackend) -> None:
         x, weight = _randn(backend, 0, 5, 3, 16), _randn(backend, 1, 16)
@@ -192,13 +234,23 @@ class KernelBackendTests:
         gate, up = gate_up.double().chunk(2, -1)
         _assert_close(backend.silu_and_mul(gate_up), gate / (1 + (-gate).exp()) * up)
 
+    def test_gelu_and_mul(self, backend: KernelBackend) -> None:
+        gate_up = 4 * _randn(backend, 0, 5, 24)
+        gate, up = gate_up.double().chunk(2, -1)
+        slope = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+        _assert_close(backend.gelu_and_mul(gate_up), gate / 2 * (1 + slope.tanh()) * up)
+
+    def test_logits_with_a_soft_cap(self, backend: KernelBackend) -> None:
+        x, weight = 3 * _randn(backend, 0, 5, 48), _randn(backend, 1, 40, 48)
+        expected = 6 * torch.tanh(x.double() @ weight.double().T / 6)
+        _assert_close(backend.logits(x, backend.pack_linear(weight.clone()), 6.0), expected)
+
     # -- blocks of a layer -------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("qk_norm", [False, True])
-    @pytest.mark.parametrize("bias", [False, True])
-    def test_decoder_layer_equals_plain_torch(self, backend: KernelBackend, qk_norm: bool, bias: bool) -> None:
+    @pytest.mark.parametrize("options", [(), ("qk_norm",), ("bias",), ("qk_norm", "bias"), ("qk_norm", "gemma")])
+    def test_decoder_layer_equals_plain_torch(self, backend: KernelBackend, options: tuple[str, ...]) -> None:
         """A layer may be fused in any way; it must be the layer that the defaults of the interface spell out."""
-        _assert_close(_run_layer(backend, qk_norm, bias), _run_layer(KernelBackend(), qk_norm, bias))
+        _assert_close(_run_layer(backend, *options), _run_layer(KernelBackend(), *options))
 
     # -- memory ------------------------------------------------------------------------------------------------
 
@@ -207,7 +259,7 @@ class KernelBackendTests:
 
     def test_fresh_cache_is_finite(self, backend: KernelBackend) -> None:
         """Kernels may load whole blocks and mask afterwards."""
-        for tensor in backend.allocate_kv_cache(AttentionCase(((9, 1),)).kv_config()).tensors:
+        for tensor in backend.allocate_kv_cache(AttentionCase(((9, 1),)).kv_config()).tensors.values():
             assert torch.isfinite(tensor).all()
 
 
@@ -234,7 +286,7 @@ class _AttentionRun:
         kv = kv.to(backend.device)
         layer_cache = self.cache.layer(0)[1]
         metadata = backend.build_attention_metadata(self.batch)
-        backend.write_kv(layer_cache, metadata.slot_mapping, kv)
+        backend.write_kv(layer_cache, metadata.slot_mapping, kv, case.kv_scale)
         return backend.attention(self.query.to(backend.device), kv, layer_cache, metadata, case.weights()).cpu()
 
     def expected(self) -> torch.Tensor:
@@ -257,8 +309,8 @@ class _AttentionRun:
     def _stored(self, kv: torch.Tensor) -> torch.Tensor:
         """What a cache of its dtype has left of keys and values: float64. What is too large for it is cut."""
         dtype: torch.dtype = getattr(torch, self.case.cache_dtype or self.case.dtype)
-        largest = torch.finfo(dtype).max
-        return kv.double().clamp(-largest, largest).to(dtype).double()
+        largest, scale = torch.finfo(dtype).max, self.case.kv_scale
+        return (kv.float() / scale).clamp(-largest, largest).to(dtype).double() * scale
 
     def _random(self, rng: np.random.Generator, tokens: int, heads: int) -> torch.Tensor:
         return torch.from_numpy(rng.standard_normal((tokens, heads, self.case.head_size))).to(self.dtype)
@@ -266,7 +318,7 @@ class _AttentionRun:
     def _tables(self, rng: np.random.Generator, lengths: list[int]) -> list[list[int]]:
         size = self.case.block_size
         counts = [-(-length // size) for length in lengths]
-        ids = iter((rng.permutation(self.config.num_blocks - 1) + 1).tolist())
+        ids = iter((rng.permutation(self.config.groups[0].num_blocks - 1) + 1).tolist())
         tables = [[next(ids) for _ in range(count)] for count in counts]
         self.unused = list(ids)
         return tables
@@ -293,14 +345,15 @@ class _AttentionRun:
     def _fill(self) -> None:
         case, size, device = self.case, self.case.block_size, self.backend.device
         layer_cache = self.cache.layer(0)[1]
-        everything = torch.arange(self.config.num_blocks * size, device=device)
+        everything = torch.arange(self.config.groups[0].num_blocks * size, device=device)
         nan = torch.full((len(everything), 2 * case.num_kv_heads, case.head_size), float("nan"), dtype=self.dtype)
         self.backend.write_kv(layer_cache, everything, nan.to(device))
         for table, kv, (context, _) in zip(self.tables, self.history, case.requests, strict=True):
             first = 0 if case.window is None else max(0, context - case.window + 1) // size * size
             slots = [table[p // size] * size + p % size for p in range(first, context)]
             if slots:
-                self.backend.write_kv(layer_cache, torch.tensor(slots, device=device), kv[first:context].to(device))
+                kv = kv[first:context].to(device)
+                self.backend.write_kv(layer_cache, torch.tensor(slots, device=device), kv, case.kv_scale)
 
 
 def check_attention(backend: KernelBackend, case: AttentionCase) -> None:
@@ -316,8 +369,9 @@ def check_attention(backend: KernelBackend, case: AttentionCase) -> None:
     torch.testing.assert_close(actual.double(), run.expected(), rtol=0, atol=TOLERANCES[run.dtype])
 
 
-def _run_layer(backend: KernelBackend, qk_norm: bool, bias: bool) -> torch.Tensor:
+def _run_layer(backend: KernelBackend, *options: str) -> torch.Tensor:
     """A prompt of 5 tokens, then one more token of it beside another prompt, through one random layer."""
+    qk_norm, bias, gemma = (option in options for option in ("qk_norm", "bias", "gemma"))
     hidden_size, heads, kv_heads, size, inner, block = 32, 4, 2, 16, 48, 4
 
     def linear(seed: int, rows: int, columns: int) -> Linear:
@@ -334,14 +388,19 @@ def _run_layer(backend: KernelBackend, qk_norm: bool, bias: bool) -> torch.Tenso
             head_size=size,
             scale=size**-0.5,
             layer_index=0,
+            rotary_index=1 if gemma else 0,
             q_norm=_randn(backend, 4, size) if qk_norm else None,
             k_norm=_randn(backend, 5, size) if qk_norm else None,
         ),
-        post_attention_norm=_randn(backend, 6, hidden_size),
-        mlp=GatedMLPWeights(linear(7, 2 * inner, hidden_size), linear(8, hidden_size, inner)),
+        mlp_input_norm=_randn(backend, 6, hidden_size),
+        mlp=GatedMLPWeights(
+            linear(7, 2 * inner, hidden_size), linear(8, hidden_size, inner), "gelu_tanh" if gemma else "silu"
+        ),
         eps=1e-5,
+        attention_output_norm=_randn(backend, 9, hidden_size) if gemma else None,
+        mlp_output_norm=_randn(backend, 10, hidden_size) if gemma else None,
     )
-    config = KVCacheConfig(8, (KVCacheGroup(FullAttentionSpec(block, kv_heads, size, "float32"), (0,)),))
+    config = KVCacheConfig((KVCacheGroup(FullAttentionSpec(block, kv_heads, size, "float32"), (0,), 8),))
     cache = backend.allocate_kv_cache(config)
     tables = np.array([[3, 5], [7, 0]], dtype=np.int64)
     outputs = []
@@ -358,8 +417,9 @@ def _run_layer(backend: KernelBackend, qk_norm: bool, bias: bool) -> torch.Tenso
         positions = torch.tensor([position for _, position in tokens], device=backend.device)
         angles = positions[:, None, None] * torch.linspace(1, 0.1, size // 2, device=backend.device)
         context = StepContext(
-            cos=torch.cat((angles.cos(), angles.cos()), -1),
-            sin=torch.cat((-angles.sin(), angles.sin()), -1),
+            rotary=[
+                (torch.cat((a.cos(), a.cos()), -1), torch.cat((-a.sin(), a.sin()), -1)) for a in (angles, 0.3 * angles)
+            ],
             attention=[backend.build_attention_metadata(batch)],
             cache=cache,
         )

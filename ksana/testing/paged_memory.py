@@ -7,17 +7,25 @@ a model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ksana.types.kv import FullAttentionSpec, KVCacheConfig, KVCacheGroup, KVCacheSpec, SlidingWindowSpec
+from ksana.types.kv import BlockCopy, FullAttentionSpec, KVCacheConfig, KVCacheGroup, KVCacheSpec, SlidingWindowSpec
 from ksana.types.step import BeamCandidates, BlockTableUpdate, ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 _MASK = 2**64 - 1
+_LOGICAL_BLOCKS = 1000
 
 
-def make_kv_config(num_blocks: int, block_size: int, windows: Sequence[int | None] = (None,)) -> KVCacheConfig:
-    """A cache of ``num_blocks`` usable blocks (the null block comes on top) with one layer, and group, per window."""
+def make_kv_config(
+    num_blocks: int, block_size: int, windows: Sequence[int | None] = (None,), *, num_window_blocks: int = 0
+) -> KVCacheConfig:
+    """A cache with one layer, and group, per window; None, which is full attention, comes first.
+
+    Args:
+        num_blocks: usable blocks of the first group; the null block comes on top.
+        num_window_blocks: usable blocks of each sliding window beside full attention; 0: as many as of that.
+    """
     groups = []
     for layer, window in enumerate(windows):
         spec: KVCacheSpec
@@ -25,8 +33,9 @@ def make_kv_config(num_blocks: int, block_size: int, windows: Sequence[int | Non
             spec = FullAttentionSpec(block_size, 1, 8, "float32")
         else:
             spec = SlidingWindowSpec(block_size, 1, 8, "float32", window)
-        groups.append(KVCacheGroup(spec, (layer,)))
-    return KVCacheConfig(num_blocks + 1, tuple(groups))
+        usable = num_blocks if window is None or windows[0] is not None else num_window_blocks or num_blocks
+        groups.append(KVCacheGroup(spec, (layer,), usable + 1))
+    return KVCacheConfig(tuple(groups), num_logical_blocks=_LOGICAL_BLOCKS)
 
 
 def prefix_digests(tokens: Sequence[int], salt: int = 0) -> list[int]:
@@ -52,7 +61,7 @@ class PagedMemory:
 
     def __init__(self, config: KVCacheConfig) -> None:
         self._config = config
-        self._slots: dict[tuple[int, int], tuple[int, int]] = {}
+        self._slots: dict[tuple[int, int, int], int] = {}
 
     def write(self, tables: Sequence[list[int]], digests: list[int], start: int, end: int) -> None:
         """Write positions ``start`` to before ``end`` of a request into its blocks, in every group."""
@@ -61,7 +70,7 @@ class PagedMemory:
             for position in range(start, end):
                 block_id = table[position // size]
                 assert block_id != 0, f"group {group_id}: position {position} is written to the null block"
-                self._slots[block_id, position % size] = (group_id, digests[position])
+                self._slots[group_id, block_id, position % size] = digests[position]
 
     def check(self, tables: Sequence[list[int]], digests: list[int], start: int, end: int) -> None:
         """Everything that the queries at ``start`` to before ``end`` look at, before ``end``, is as it was written.
@@ -76,19 +85,36 @@ class PagedMemory:
             for position in range(first, end):
                 block_id = table[position // size]
                 assert block_id != 0, f"group {group_id}: position {position} is needed, but its block was dropped"
-                held = self._slots.get((block_id, position % size))
-                assert held == (group_id, digests[position]), (
+                held = self._slots.get((group_id, block_id, position % size))
+                assert held == digests[position], (
                     f"group {group_id}, position {position}: block {block_id} holds {held or 'nothing'}"
                 )
 
-    def copy(self, pairs: list[tuple[int, int]]) -> None:
+    @property
+    def block_size(self) -> int:
+        """Slots of a block."""
+        return self._config.block_size
+
+    def read_block(self, group_id: int, block_id: int) -> list[int | None]:
+        """The content of a block's slots; None where nothing has been written."""
+        return [self._slots.get((group_id, block_id, offset)) for offset in range(self.block_size)]
+
+    def write_block(self, group_id: int, block_id: int, content: Sequence[int | None]) -> None:
+        """Overwrite a whole block."""
+        for offset, digest in enumerate(content):
+            if digest is None:
+                self._slots.pop((group_id, block_id, offset), None)
+            else:
+                self._slots[group_id, block_id, offset] = digest
+
+    def copy(self, copies: list[BlockCopy]) -> None:
         """Copy whole blocks, all at once."""
         size = self._config.block_size
-        destinations = [destination for _, destination in pairs]
-        assert len(set(destinations)) == len(destinations), f"two copies go to one block: {pairs}"
+        destinations = {(group_id, destination) for group_id, _, destination in copies}
+        assert len(destinations) == len(copies), f"two copies go to one block: {copies}"
         found = [
-            ((destination, offset), self._slots.get((source, offset)))
-            for source, destination in pairs
+            ((group_id, destination, offset), self._slots.get((group_id, source, offset)))
+            for group_id, source, destination in copies
             for offset in range(size)
         ]
         for slot, content in found:
@@ -125,7 +151,7 @@ class PagedMemoryExecutor:
     """
 
     def __init__(self, config: KVCacheConfig, vocab_size: int = 50) -> None:
-        self._memory = PagedMemory(config)
+        self.memory = PagedMemory(config)
         self._vocab_size = vocab_size
         self._rows: dict[str, _Row] = {}
 
@@ -134,8 +160,12 @@ class PagedMemoryExecutor:
         """The rows held now."""
         return set(self._rows)
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute the step; raises AssertionError where the cache or the deltas are wrong."""
+    def execute(self, step: SchedulerOutput, spoilt: Collection[str] = ()) -> ModelRunnerOutput:
+        """Compute the step; raises AssertionError where the cache or the deltas are wrong.
+
+        Args:
+            spoilt: requests whose context is known to be damaged: they draw another token than they should.
+        """
         self._apply_changes(step)
         spans = {}
         for request_id, count in step.num_scheduled_tokens.items():
@@ -147,10 +177,13 @@ class PagedMemoryExecutor:
             assert not drafts or row.num_computed == last, f"{request_id}: drafts without what they follow"
             spans[request_id] = (row, prefix_digests([*row.tokens, *drafts], row.salt), start, drafts)
         for row, digests, start, _ in spans.values():
-            self._memory.write(row.tables, digests, start, row.num_computed)
+            self.memory.write(row.tables, digests, start, row.num_computed)
         output = ModelRunnerOutput()
         for request_id, (row, digests, start, drafts) in spans.items():
-            self._memory.check(row.tables, digests, start, row.num_computed)
+            if request_id in spoilt:
+                digests = [digest + 1 for digest in digests]
+            else:
+                self.memory.check(row.tables, digests, start, row.num_computed)
             if row.num_computed == len(digests) and row.num_candidates:
                 output.candidates[request_id] = self._rank(row, digests[-1])
             elif row.num_computed == len(digests):
@@ -188,7 +221,7 @@ class PagedMemoryExecutor:
             self._rows[request.request_id] = _new_row(request)
         for request_id, update in step.block_table_updates.items():
             apply_table_update(self._rows[request_id].tables, update)
-        self._memory.copy(step.block_copies)
+        self.memory.copy(step.block_copies)
 
 
 def _new_row(request: NewRequestData) -> _Row:

@@ -25,6 +25,10 @@ class LayerShape:
     head_size: int = 16
     biased: bool = False
     head_norms: bool = False
+    output_norms: bool = False
+    precise_norms: bool = False  # whose weights are float32, whatever the dtype
+    gelu: bool = False
+    rotary_index: int = 0
     window: int | None = None
     soft_cap: float = 0.0
     block_size: int = 16
@@ -39,12 +43,18 @@ class LayerShape:
         def tensor(*shape: int, scale: float = 1.0) -> torch.Tensor:
             return (torch.randn(*shape, generator=generator) * scale).to(self.dtype).to(dtype or self.dtype)
 
+        def norm(size: int) -> torch.Tensor:
+            if not self.precise_norms:
+                return tensor(size)
+            wide = torch.promote_types(dtype or self.dtype, torch.float32)
+            return torch.randn(size, generator=generator).to(wide)
+
         def linear(rows: int, columns: int) -> Linear:
             weight = tensor(rows, columns, scale=columns**-0.5)
             return Linear(weight, tensor(rows, scale=0.5) if self.biased else None)
 
         return DecoderLayerWeights(
-            input_norm=tensor(self.hidden),
+            input_norm=norm(self.hidden),
             attention=AttentionWeights(
                 qkv=linear((self.heads + 2 * self.kv_heads) * self.head_size, self.hidden),
                 output=linear(self.hidden, self.heads * self.head_size),
@@ -53,13 +63,20 @@ class LayerShape:
                 head_size=self.head_size,
                 scale=self.head_size**-0.5,
                 layer_index=0,
-                q_norm=tensor(self.head_size) if self.head_norms else None,
-                k_norm=tensor(self.head_size) if self.head_norms else None,
+                rotary_index=self.rotary_index,
+                q_norm=norm(self.head_size) if self.head_norms else None,
+                k_norm=norm(self.head_size) if self.head_norms else None,
                 soft_cap=self.soft_cap,
             ),
-            post_attention_norm=tensor(self.hidden),
-            mlp=GatedMLPWeights(linear(2 * self.inner, self.hidden), linear(self.hidden, self.inner)),
+            mlp_input_norm=norm(self.hidden),
+            mlp=GatedMLPWeights(
+                linear(2 * self.inner, self.hidden),
+                linear(self.hidden, self.inner),
+                "gelu_tanh" if self.gelu else "silu",
+            ),
             eps=1e-5,
+            attention_output_norm=norm(self.hidden) if self.output_norms else None,
+            mlp_output_norm=norm(self.hidden) if self.output_norms else None,
         )
 
 
@@ -93,7 +110,7 @@ class LayerRun:
         cache_dtype = shape.cache_dtype or self._dtype
         tensor = torch.full(cache_shape, torch.nan, dtype=torch.float32).to(cache_dtype)
         spec = FullAttentionSpec(shape.block_size, shape.kv_heads, shape.head_size, "float32")
-        self._cache = KVCache(KVCacheConfig(len(order) + 1, (KVCacheGroup(spec, (0,)),)), [tensor])
+        self._cache = KVCache(KVCacheConfig((KVCacheGroup(spec, (0,), len(order) + 1),)), {0: tensor})
 
     def step(self, requests: list[tuple[int, int, torch.Tensor]]) -> list[torch.Tensor]:
         """Compute tokens of some requests: (number, tokens before, hidden states [n, hidden]) to new hidden states."""
@@ -119,16 +136,18 @@ class LayerRun:
         )
         half = self._shape.head_size // 2
         angles = torch.from_numpy(positions)[:, None, None] * torch.linspace(1, 0.01, half)
-        # Rounded as the model does it, whatever dtype the run is in.
-        cos, sin = (t.to(self._shape.dtype).to(self._dtype) for t in (angles.cos(), angles.sin()))
         context = StepContext(
-            cos=torch.cat((cos, cos), -1),
-            sin=torch.cat((-sin, sin), -1),
+            rotary=[self._rotary(angles), self._rotary(0.3 * angles)],
             attention=[self._backend.build_attention_metadata(batch)],
             cache=self._cache,
         )
         hidden = torch.cat([hidden for _, _, hidden in requests]).to(self._dtype)
         return self._backend.decoder_layers(hidden, [self._layer], context, output_rows)
+
+    def _rotary(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        # Rounded as the model does it, whatever dtype the run is in.
+        cos, sin = (t.to(self._shape.dtype).to(self._dtype) for t in (angles.cos(), angles.sin()))
+        return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
     def prompt(self, hidden: torch.Tensor, *, chunk: int, number: int = 0) -> torch.Tensor:
         """All tokens of a request, ``chunk`` at a time."""

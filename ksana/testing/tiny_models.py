@@ -16,6 +16,8 @@ _CONFIG_CLASSES = {
     "mistral": "MistralConfig",
     "qwen2": "Qwen2Config",
     "qwen3": "Qwen3Config",
+    "gemma2": "Gemma2Config",
+    "gemma3": "Gemma3TextConfig",
 }
 
 _COMMON: dict[str, Any] = {
@@ -37,7 +39,24 @@ _BY_ARCHITECTURE: dict[str, dict[str, Any]] = {
     "qwen2": {},
     # A head size that is not hidden_size / num_attention_heads, as in the real ones.
     "qwen3": {"head_dim": 32},
+    # Caps that bend what they meet here, and a scale that does not follow from the head size.
+    "gemma2": {
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "sliding_window": 16,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma3": {
+        "num_hidden_layers": 6,  # five with a window, one without
+        "head_dim": 32,
+        "sliding_window": 16,
+        "query_pre_attn_scalar": 24,
+    },
 }
+_UNIT_OFFSET_NORMS = ("gemma2", "gemma3")
+"""Their norms have weights around zero, to which they add one."""
 
 _SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
@@ -64,7 +83,7 @@ def tiny_model(path: Path, architecture: str = "llama", *, seed: int = 0, **over
 
     Args:
         path: folder to fill; made if need be.
-        architecture: ``llama``, ``mistral``, ``qwen2`` or ``qwen3``.
+        architecture: ``llama``, ``mistral``, ``qwen2``, ``qwen3``, ``gemma2`` or ``gemma3``.
         seed: seed of the weights.
         overrides: keys of the model's config, for example ``tie_word_embeddings``, ``attention_bias``,
             ``sliding_window`` or ``rope_parameters``.
@@ -79,7 +98,7 @@ def tiny_model(path: Path, architecture: str = "llama", *, seed: int = 0, **over
     settings = {**_COMMON, **_BY_ARCHITECTURE[architecture], **overrides}
     dtype: torch.dtype = getattr(torch, settings.pop("dtype"))
     model = transformers.AutoModelForCausalLM.from_config(config_class(**settings), dtype=dtype)
-    _randomize(model, seed)
+    randomize(model, seed, norms_around=0.0 if architecture in _UNIT_OFFSET_NORMS else 1.0)
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
     write_tiny_tokenizer(path)
@@ -111,8 +130,8 @@ def write_tiny_tokenizer(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
-def _randomize(model: torch.nn.Module, seed: int) -> None:
-    """Matrices with unit gain; norms around one; biases around zero."""
+def randomize(model: torch.nn.Module, seed: int, *, norms_around: float = 1.0) -> None:
+    """Make a model's weights random: matrices with unit gain, norms around one value, biases around zero."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -122,4 +141,4 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
             if parameter.ndim > 1:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
             else:
-                parameter.copy_(noise * 0.1 + (1.0 if "norm" in name else 0.0))
+                parameter.copy_(noise * 0.1 + (norms_around if "norm" in name else 0.0))

@@ -17,7 +17,7 @@ from ksana.kernels.cpu.native import NativeKernels
 from ksana.kernels.cpu.native_backend import NativeCPUBackend
 from ksana.testing.kernel_backend import AttentionCase, KernelBackendTests
 from ksana.types.config import KernelConfig
-from ksana.types.kv import FullAttentionSpec, KVCacheConfig, KVCacheGroup
+from ksana.types.kv import FullAttentionSpec, KVCacheConfig, KVCacheGroup, SlidingWindowSpec
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,17 +67,18 @@ def test_threads_are_set() -> None:
     assert CPUBackend(KernelConfig(threads=1)).threads == torch.get_num_threads() == 1
 
 
-def test_cache_has_a_tensor_for_each_layer_of_the_largest_group() -> None:
+def test_cache_has_a_tensor_for_each_layer_with_the_blocks_of_its_group() -> None:
     spec = FullAttentionSpec(4, 2, 8, "bfloat16")
-    config = KVCacheConfig(5, (KVCacheGroup(spec, (1,)), KVCacheGroup(spec, (0, 2))))
+    window = SlidingWindowSpec(4, 2, 8, "bfloat16", 9)
+    config = KVCacheConfig((KVCacheGroup(spec, (1,), 5), KVCacheGroup(window, (0, 2), 3)))
     cache = CPUBackend(KernelConfig(threads=1)).allocate_kv_cache(config)
-    assert [tuple(tensor.shape) for tensor in cache.tensors] == [(5, 4, 4, 8)] * 2
+    assert [tuple(cache.tensors[layer].shape) for layer in range(3)] == [(3, 4, 4, 8), (5, 4, 4, 8), (3, 4, 4, 8)]
     assert cache.tensors[0].dtype == torch_dtype("bfloat16") == torch.bfloat16
-    assert sum(tensor.nbytes for tensor in cache.tensors) == 5 * config.bytes_per_block
-    places = [cache.layer(index) for index in range(3)]
-    assert [group for group, _ in places] == [1, 0, 1]
-    assert places[0][1] is places[1][1] is cache.tensors[0]
-    assert places[2][1] is cache.tensors[1]
+    assert sum(tensor.nbytes for tensor in cache.tensors.values()) == config.num_bytes
+    assert [cache.layer(index)[0] for index in range(3)] == [1, 0, 1]
+    for group, layers in enumerate([[1], [0, 2]]):
+        for tensor, layer in zip(cache.group_tensors(group), layers, strict=True):
+            assert tensor is cache.layer(layer)[1] is cache.tensors[layer]
 
 
 def decode_batch(lengths: list[int]) -> AttentionBatch:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from ksana.testing.kernel_backend import AttentionCase, check_attention
 
 FLOAT8 = ["float8_e4m3fn", "float8_e5m2"]
 
-CASES = st.builds(
+SHAPES = st.builds(
     AttentionCase,
     requests=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40)), min_size=1, max_size=4).map(tuple),
     block_size=st.sampled_from([1, 2, 3, 8, 16, 24, 32, 48, 64]),
@@ -24,9 +26,13 @@ CASES = st.builds(
     head_size=st.sampled_from([8, 16, 24, 32, 64, 80, 96, 128, 256]),
     soft_cap=st.sampled_from([0.0, 1.0, 30.0]),
     dtype=st.sampled_from(["float32", "bfloat16"]),
-    cache_dtype=st.sampled_from(["", "", *FLOAT8]),
     seed=st.integers(0, 2**16),
 )
+CACHES = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"cache_dtype": st.sampled_from(FLOAT8), "kv_scale": st.sampled_from([1.0, 0.02, 3.0])}),
+)
+CASES = st.builds(lambda case, cache: dataclasses.replace(case, **cache), SHAPES, CACHES)
 
 
 @settings(max_examples=100)

@@ -55,6 +55,11 @@ def test_norms(native: NativeCPUBackend, size: int, dtype: torch.dtype) -> None:
     check_rows(lambda x: native.rms_norm(x, weight, 1e-5), random(1, 40, size, dtype=dtype))
 
 
+def test_soft_caps(native: NativeCPUBackend) -> None:
+    packed = native.pack_linear(random(0, 70, 96))
+    check_rows(lambda x: native.logits(x, packed, 2.0), random(1, 40, 96))
+
+
 def test_sampling(native: NativeCPUBackend) -> None:
     logits = 3 * random(0, 40, 2100)
     rng = np.random.default_rng(0)
@@ -85,6 +90,17 @@ LAYERS = {
     "window of many blocks": LayerShape(head_size=16, window=70, block_size=4),
     "soft cap": LayerShape(head_size=64, soft_cap=3.0),
     "many heads for a key": LayerShape(head_size=16, heads=16, kv_heads=2),
+    "gemma": LayerShape(
+        hidden=75,
+        head_size=32,
+        window=20,
+        head_norms=True,
+        output_norms=True,
+        precise_norms=True,
+        gelu=True,
+        rotary_index=1,
+    ),
+    "large heads": LayerShape(heads=2, kv_heads=1, head_size=256, soft_cap=5.0),
     "e4m3": LayerShape(head_size=64, cache_dtype=torch.float8_e4m3fn),
     "e5m2 key by key": LayerShape(head_size=24, cache_dtype=torch.float8_e5m2, window=33),
 }

@@ -29,16 +29,24 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     rows=st.integers(1, 40),
     size=st.integers(1, 70),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    precise=st.booleans(),
     scale=st.sampled_from([0.0, 1e-42, 1e-20, 1e-3, 1.0, 1e4, 1e17]),
     eps=st.sampled_from([1e-6, 1e-5]),
     seed=st.integers(0, 2**16),
 )
 def test_rms_norm(
-    native: NativeCPUBackend, rows: int, size: int, dtype: torch.dtype, scale: float, eps: float, seed: int
+    native: NativeCPUBackend,
+    rows: int,
+    size: int,
+    dtype: torch.dtype,
+    precise: bool,
+    scale: float,
+    eps: float,
+    seed: int,
 ) -> None:
     """Whatever the size of row and numbers, zeros and denormal ones included."""
     x = (scale * random(seed, rows, size).double()).to(dtype)
-    weight = random(seed + 1, size).to(dtype)
+    weight = random(seed + 1, size).to(torch.float32 if precise else dtype)
     actual = native.rms_norm(x, weight, eps)
     assert actual.dtype is dtype
     rtol = 4e-6 if dtype is torch.float32 else 2**-8
@@ -58,6 +66,31 @@ def test_a_broken_row_stays_broken_and_breaks_no_other(native: NativeCPUBackend,
     actual = native.rms_norm(x, weight, 1e-5)
     assert actual[2].isnan().all()
     assert actual[[0, 1, 3, 4]].isfinite().all()
+
+
+# -- soft caps -------------------------------------------------------------------------------------------------------
+
+
+def capped(native: NativeCPUBackend, values: torch.Tensor, cap: float) -> torch.Tensor:
+    """By way of a product with one."""
+    one = native.pack_linear(torch.ones(1, 1))
+    return native.logits(values[:, None], one, cap)[:, 0]
+
+
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+@pytest.mark.parametrize("count", [1, 16, 37, 20_000])
+def test_soft_cap(native: NativeCPUBackend, count: int, cap: float) -> None:
+    values = 40 * random(0, count)
+    expected = cap * torch.tanh(values.double() / cap)
+    torch.testing.assert_close(capped(native, values, cap).double(), expected, rtol=0, atol=4e-7 * cap)
+
+
+def test_soft_cap_of_what_is_no_number(native: NativeCPUBackend) -> None:
+    """Infinity is as large as can be; what is broken stays so and is noticed when a token is drawn."""
+    values = torch.tensor([torch.inf, -torch.inf, 3e38, -3e38, torch.nan] * 5)
+    result = capped(native, values, 30.0).view(5, 5)
+    assert torch.equal(result[:, :4], torch.tensor([[30.0, -30.0, 30.0, -30.0]] * 5))
+    assert result[:, 4].isnan().all()
 
 
 # -- writing eight bit floats ----------------------------------------------------------------------------------------

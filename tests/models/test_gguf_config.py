@@ -98,6 +98,7 @@ def write_metadata(path: Path, architecture: str, **values: Any) -> Path:
     ("architecture", "values", "message"),
     [
         ("gpt2", {}, "'gpt2' is not supported; supported in GGUF files: llama, qwen2, qwen3"),
+        ("gemma3", {}, "'gemma3' is not supported"),
         ("llama", {}, "llama.embedding_length is missing"),
         ("llama", {"llama__embedding_length": "64"}, "llama.embedding_length must be int, not str"),
         ("llama", {"llama__embedding_length": -64}, "must not be negative"),

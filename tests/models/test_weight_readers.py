@@ -147,7 +147,8 @@ def status(key):
 
 total = torch.zeros(16)
 before = status('VmRSS')
-weights = ksana_iter_weights(Path({str(target)!r}), SimpleNamespace(dtype='float32', quantization='none'))
+config = SimpleNamespace(architecture="", dtype='float32', quantization='none')
+weights = ksana_iter_weights(Path({str(target)!r}), config)
 peak = 0
 for name, tensor in weights:
     total += tensor.sum(0)

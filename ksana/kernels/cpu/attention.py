@@ -81,14 +81,16 @@ class DecodePart:
     ) -> None:
         """Attend, and write the part's rows of ``output``."""
         kv_heads, size = weights.num_kv_heads, weights.head_size
-        gathered = cache.index_select(0, self._blocks).view(self._count, -1, 2 * kv_heads, size)[:, : self._span]
+        gathered = _read(cache, self._blocks, query).view(self._count, -1, 2 * kv_heads, size)[:, : self._span]
         if self._hidden is not None:
             # Stale content of a reused block may be NaN, and NaN times a weight of zero is NaN.
             gathered.reshape(-1, 2 * kv_heads, size).index_fill_(0, self._hidden, 0)
         keys, values = gathered[:, :, :kv_heads].transpose(1, 2), gathered[:, :, kv_heads:].transpose(1, 2)
         # The query heads that share a key head stand in the place of query positions: no copies of the keys.
         grouped = query.index_select(0, self._queries).view(self._count, kv_heads, -1, size)
-        attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask, scale=weights.scale)
+        attended = F.scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=self._mask, scale=weights.scale * weights.kv_scale
+        )
         output.index_copy_(0, self._queries, attended.reshape(self._count, -1, size))
 
 
@@ -124,7 +126,7 @@ class PrefillPart:
     ) -> None:
         """Attend, and write the part's rows of ``output``."""
         if self._blocks is not None:
-            kv = cache.index_select(0, self._blocks).flatten(0, 1)
+            kv = _read(cache, self._blocks, query).flatten(0, 1)
         visible = kv[self._keys]
         attended = F.scaled_dot_product_attention(
             query[self._queries].transpose(0, 1)[None],
@@ -132,10 +134,15 @@ class PrefillPart:
             visible[:, weights.num_kv_heads :].transpose(0, 1)[None],
             attn_mask=self._mask,
             is_causal=self._mask is None,
-            scale=weights.scale,
+            scale=weights.scale * weights.kv_scale,
             enable_gqa=True,
         )
         output[self._queries] = attended[0].transpose(0, 1)
+
+
+def _read(cache: torch.Tensor, blocks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Whole blocks, in the query's dtype: [len(blocks), block_size, 2 * num_kv_heads, head_size]."""
+    return cache.index_select(0, blocks).to(query.dtype)
 
 
 def _prefill_parts(batch: AttentionBatch, row: int) -> list[PrefillPart]:

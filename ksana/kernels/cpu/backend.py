@@ -14,6 +14,7 @@ from ksana.kernels.base import KernelBackend
 from ksana.kernels.batch import AttentionBatch
 from ksana.kernels.cpu import machine
 from ksana.kernels.cpu.attention import CPUAttentionMetadata
+from ksana.kernels.float8 import to_float8
 from ksana.kernels.quantization import Weight
 from ksana.kernels.weights import AttentionWeights, Linear
 from ksana.types.config import KernelConfig
@@ -40,6 +41,9 @@ class CPUBackend(KernelBackend):
 
     def available_memory(self) -> int:
         return machine.available_memory()
+
+    def kv_cache_dtypes(self, model_dtype: str) -> tuple[str, ...]:
+        return (model_dtype, "float8_e4m3fn", "float8_e5m2")
 
     def allocate_zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # From the system's zero pages: memory is taken up page by page as blocks are first written, not at the start.
@@ -75,10 +79,12 @@ class CPUBackend(KernelBackend):
     ) -> torch.Tensor:
         if weights.soft_cap:  # which the fused operator has not
             return super().attention(query, kv, cache, metadata, weights)
+        if cache.dtype != kv.dtype:  # a token shall look the same to those of its own step as to later ones
+            kv = to_float8(kv, cache.dtype, weights.kv_scale).to(kv.dtype)
         output = query.new_empty(query.shape)
         for part in metadata.parts:
             part.run(query, kv, cache, output, weights)
-        return output
+        return output if weights.kv_scale == 1.0 else output.mul_(weights.kv_scale)
 
 
 @functools.cache

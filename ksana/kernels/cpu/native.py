@@ -17,6 +17,12 @@ CACHE_DTYPES = {**DTYPES, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3}
 PLAIN, INT8, INT4 = range(3)
 """Formats of a packed weight."""
 
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+"""By the name in :class:`ksana.kernels.weights.GatedMLPWeights`."""
+
+NORMS = ("input_norm", "mlp_input_norm", "attention_output_norm", "mlp_output_norm", "q_norm", "k_norm")
+"""Of a layer, in the order of the structure."""
+
 
 class LinearStruct(ctypes.Structure):
     """A projection. Nothing here owns memory: whoever makes one keeps what it points to."""
@@ -36,10 +42,11 @@ class LayerStruct(ctypes.Structure):
     """A decoder layer."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("input_norm", "post_attention_norm", "q_norm", "k_norm")),
+        *((name, c_void_p) for name in NORMS),
         *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
         *((name, c_int64) for name in ("hidden_size", "num_heads", "num_kv_heads", "head_size", "intermediate_size")),
-        *((name, c_float) for name in ("eps", "scale", "soft_cap")),
+        *((name, c_float) for name in ("eps", "scale", "soft_cap", "kv_scale")),
+        ("activation", c_int32),
     )
 
 
@@ -68,6 +75,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "pack_codes": (None, [c_int32, _LINEAR, c_void_p, c_void_p, c_void_p, c_void_p]),
     "embed": (None, [c_int32, _LINEAR, c_void_p, c_int64, c_void_p]),
     "linear": (None, [c_int32, c_void_p, c_int64, _LINEAR, c_void_p]),
+    "soft_cap": (None, [c_void_p, c_int64, c_float]),
     "rms_norm": (None, [c_int32, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
     "write_kv": (None, [c_int32, _LAYER, _STEP, c_void_p, c_void_p]),
     "attention": (None, [c_int32, _LAYER, _STEP, c_void_p, c_void_p, c_void_p]),

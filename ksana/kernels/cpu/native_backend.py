@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from ksana.kernels.base import torch_dtype
 from ksana.kernels.batch import AttentionBatch, StepContext
 from ksana.kernels.cpu.attention import CPUAttentionMetadata
 from ksana.kernels.cpu.backend import CPUBackend
 from ksana.kernels.cpu.huge_pages import HugePageArena
 from ksana.kernels.cpu.native import (
+    ACTIVATIONS,
     CACHE_DTYPES,
     DTYPES,
     INT4,
     INT8,
+    NORMS,
     PLAIN,
     LayerStruct,
     LinearStruct,
@@ -66,13 +67,6 @@ class NativeCPUBackend(CPUBackend):
         before = self._operators_before
         return {name: seconds - before[name] for name, seconds in self._kernels.operators().items()}
 
-    # -- memory ------------------------------------------------------------------------------------------------
-
-    def kv_cache_dtypes(self, model_dtype: str) -> tuple[str, ...]:
-        if torch_dtype(model_dtype) not in DTYPES:
-            return super().kv_cache_dtypes(model_dtype)
-        return (model_dtype, "float8_e4m3fn", "float8_e5m2")
-
     # -- weights -----------------------------------------------------------------------------------------------
 
     def pack_linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
@@ -80,6 +74,10 @@ class NativeCPUBackend(CPUBackend):
             torch.set_num_threads(self.threads)  # torch is going to compute after all
             return super().pack_linear(weight, bias)
         return self._pack(weight, bias, interleaved=False)
+
+    def pack_tied_head(self, head: Linear) -> Linear:
+        assert isinstance(head.weight, torch.Tensor), "a quantised head is no embedding"
+        return self._packed(head) if head.weight.dtype in DTYPES else super().pack_tied_head(head)
 
     def pack_layer(self, layer: DecoderLayerWeights) -> None:
         gate_up = layer.mlp.gate_up
@@ -91,24 +89,20 @@ class NativeCPUBackend(CPUBackend):
         attention.qkv = self._packed(attention.qkv)
         attention.output = self._packed(attention.output)
         mlp.down = self._packed(mlp.down)
-        layer.packed = LayerStruct(
-            input_norm=layer.input_norm.data_ptr(),
-            post_attention_norm=layer.post_attention_norm.data_ptr(),
-            q_norm=_address(attention.q_norm),
-            k_norm=_address(attention.k_norm),
+        norms = _norms(layer)
+        struct = LayerStruct(
+            **{name: norm.data_ptr() for name, norm in norms.items()},
             qkv=attention.qkv.packed.struct,
             output=attention.output.packed.struct,
             gate_up=mlp.gate_up.packed.struct,
             down=mlp.down.packed.struct,
             hidden_size=layer.input_norm.shape[0],
-            num_heads=attention.num_heads,
-            num_kv_heads=attention.num_kv_heads,
-            head_size=attention.head_size,
+            **_attention_numbers(attention),
             intermediate_size=mlp.down.packed.struct.in_features,
             eps=layer.eps,
-            scale=attention.scale,
-            soft_cap=attention.soft_cap,
+            activation=ACTIVATIONS[mlp.activation],
         )
+        layer.packed = PackedLayer(struct, list(norms.values()))
 
     def _pack(self, weight: Weight, bias: torch.Tensor | None, *, interleaved: bool) -> Linear:
         if not _has_kernels(weight):
@@ -146,12 +140,14 @@ class NativeCPUBackend(CPUBackend):
             return super().linear(x, linear)
         return self.logits(x, linear).to(x.dtype)
 
-    def logits(self, x: torch.Tensor, head: Linear) -> torch.Tensor:
+    def logits(self, x: torch.Tensor, head: Linear, soft_cap: float = 0.0) -> torch.Tensor:
         if not isinstance(head.packed, PackedLinear):
-            return super().logits(x, head)
+            return super().logits(x, head, soft_cap)
         x, struct = x.contiguous(), head.packed.struct
         product = torch.empty(x.shape[0], struct.out_features, dtype=torch.float32)
         self._kernels.linear(DTYPES[x.dtype], x.data_ptr(), x.shape[0], ctypes.byref(struct), product.data_ptr())
+        if soft_cap:
+            self._kernels.soft_cap(product.data_ptr(), product.numel(), soft_cap)
         return product
 
     def embed(self, token_ids: torch.Tensor, embedding: Linear) -> torch.Tensor:
@@ -168,7 +164,7 @@ class NativeCPUBackend(CPUBackend):
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if x.dtype not in DTYPES:
             return super().rms_norm(x, weight, eps)
-        x = x.contiguous()
+        x, weight = x.contiguous(), weight.float()
         out, size = torch.empty_like(x), x.shape[-1]
         self._kernels.rms_norm(
             DTYPES[x.dtype], x.data_ptr(), weight.data_ptr(), x.numel() // size, size, eps, out.data_ptr()
@@ -220,12 +216,12 @@ class NativeCPUBackend(CPUBackend):
     def build_attention_metadata(self, batch: AttentionBatch) -> NativeAttentionMetadata:
         return NativeAttentionMetadata(batch)
 
-    def write_kv(self, cache: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
+    def write_kv(self, cache: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor, scale: float = 1.0) -> None:
         if kv.dtype not in DTYPES:
-            super().write_kv(cache, slots, kv)
+            super().write_kv(cache, slots, kv, scale)
             return
         kv, slots = kv.contiguous(), slots.contiguous()
-        layer = LayerStruct(num_kv_heads=kv.shape[1] // 2, head_size=kv.shape[2])
+        layer = LayerStruct(num_kv_heads=kv.shape[1] // 2, head_size=kv.shape[2], kv_scale=scale)
         step = StepStruct(
             slot_mapping=slots.data_ptr(),
             num_tokens=len(kv),
@@ -248,13 +244,7 @@ class NativeCPUBackend(CPUBackend):
             return super().attention(query, kv, cache, metadata.for_torch, weights)
         query = query.contiguous()
         output = torch.empty_like(query)
-        layer = LayerStruct(
-            num_heads=weights.num_heads,
-            num_kv_heads=weights.num_kv_heads,
-            head_size=weights.head_size,
-            scale=weights.scale,
-            soft_cap=weights.soft_cap,
-        )
+        layer = LayerStruct(**_attention_numbers(weights))
         self._kernels.attention(
             DTYPES[query.dtype],
             ctypes.byref(layer),
@@ -275,12 +265,15 @@ class NativeCPUBackend(CPUBackend):
         if any(layer.packed is None for layer in layers):
             return super().decoder_layers(hidden, layers, context, rows)
         cache = context.cache
-        steps = [metadata.struct(cache.tensors[0].dtype, context) for metadata in context.attention]
         places = [cache.layer(layer.attention.layer_index) for layer in layers]
+        steps = [
+            context.attention[group_id].struct(tensor.dtype, context, layer.attention.rotary_index)
+            for layer, (group_id, tensor) in zip(layers, places, strict=True)
+        ]
         self._kernels.decoder_layers(
             DTYPES[hidden.dtype],
-            _pointers([ctypes.addressof(layer.packed) for layer in layers]),
-            _pointers([ctypes.addressof(steps[group_id]) for group_id, _ in places]),
+            _pointers([ctypes.addressof(layer.packed.struct) for layer in layers]),
+            _pointers([ctypes.addressof(step) for step in steps]),
             _pointers([tensor.data_ptr() for _, tensor in places]),
             len(layers),
             None if rows is None else rows.data_ptr(),
@@ -316,6 +309,16 @@ class PackedLinear:
         self._bias = bias
 
 
+class PackedLayer:
+    """A layer's structure, with the norms that it points to."""
+
+    __slots__ = ("_norms", "struct")
+
+    def __init__(self, struct: LayerStruct, norms: list[torch.Tensor]) -> None:
+        self.struct = struct
+        self._norms = norms
+
+
 class NativeAttentionMetadata:
     """The arrays of a step's batch for one KV cache group, kept for as long as the structure points to them."""
 
@@ -323,7 +326,7 @@ class NativeAttentionMetadata:
         self._batch = batch
         self._block_tables = np.ascontiguousarray(batch.block_tables)
         self._context: StepContext | None = None
-        self._struct: StepStruct | None = None
+        self._structs: dict[int, StepStruct] = {}
         self.slot_mapping = torch.from_numpy(batch.slot_mapping)
 
     @functools.cached_property
@@ -331,18 +334,20 @@ class NativeAttentionMetadata:
         """The same for torch's operators."""
         return CPUAttentionMetadata(self._batch)
 
-    def struct(self, cache_dtype: torch.dtype, context: StepContext | None = None) -> StepStruct:
-        """The structure, the same object for all layers of a step."""
-        if self._struct is None:
+    def struct(self, cache_dtype: torch.dtype, context: StepContext | None = None, rotary_index: int = 0) -> StepStruct:
+        """The structure, the same object for all layers of a step that have the same rotary embedding."""
+        struct = self._structs.get(rotary_index)
+        if struct is None:
             batch = self._batch
             self._context = context
-            self._struct = StepStruct(
+            cos, sin = (None, None) if context is None else (t.data_ptr() for t in context.rotary[rotary_index])
+            struct = self._structs[rotary_index] = StepStruct(
                 query_starts=batch.query_starts.ctypes.data,
                 context_lens=batch.context_lens.ctypes.data,
                 block_tables=self._block_tables.ctypes.data,
                 slot_mapping=batch.slot_mapping.ctypes.data,
-                cos=None if context is None else context.cos.data_ptr(),
-                sin=None if context is None else context.sin.data_ptr(),
+                cos=cos,
+                sin=sin,
                 num_tokens=len(batch.slot_mapping),
                 num_requests=len(batch.context_lens),
                 block_table_stride=self._block_tables.shape[1],
@@ -350,7 +355,32 @@ class NativeAttentionMetadata:
                 window=batch.sliding_window or 0,
                 cache_dtype=CACHE_DTYPES[cache_dtype],
             )
-        return self._struct
+        return struct
+
+
+def _norms(layer: DecoderLayerWeights) -> dict[str, torch.Tensor]:
+    """Those that the layer has, by their names in the structure; float32."""
+    every = (
+        layer.input_norm,
+        layer.mlp_input_norm,
+        layer.attention_output_norm,
+        layer.mlp_output_norm,
+        layer.attention.q_norm,
+        layer.attention.k_norm,
+    )
+    return {name: norm.float() for name, norm in zip(NORMS, every, strict=True) if norm is not None}
+
+
+def _attention_numbers(weights: AttentionWeights) -> dict[str, float]:
+    """Fields of a layer's structure. Scores are scaled anyhow, so the keys' factor costs them nothing."""
+    return {
+        "num_heads": weights.num_heads,
+        "num_kv_heads": weights.num_kv_heads,
+        "head_size": weights.head_size,
+        "scale": weights.scale * weights.kv_scale,
+        "soft_cap": weights.soft_cap,
+        "kv_scale": weights.kv_scale,
+    }
 
 
 def _has_kernels(weight: Weight) -> bool:

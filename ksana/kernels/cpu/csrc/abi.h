@@ -6,7 +6,7 @@
 
 namespace ksana {
 
-constexpr int kAbiVersion = 4;
+constexpr int kAbiVersion = 6;
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat8E4M3 = 2, kFloat8E5M2 = 3 };
 
@@ -23,15 +23,21 @@ struct Linear {
   int32_t interleaved;  // the rows are two halves, and every panel holds 16 of the one beside 16 of the other
 };
 
+enum Activation : int32_t { kSilu = 0, kGelu = 1 };
+
 struct Layer {
-  const void* input_norm;
-  const void* post_attention_norm;
-  const void* q_norm;  // null if the model has none
-  const void* k_norm;
+  const float* input_norm;
+  const float* mlp_input_norm;
+  const float* attention_output_norm;  // this and what follows: null if the model has none
+  const float* mlp_output_norm;
+  const float* q_norm;
+  const float* k_norm;
   Linear qkv, output, gate_up, down;
   int64_t hidden_size, num_heads, num_kv_heads, head_size, intermediate_size;
   float eps, scale;
   float soft_cap;  // of attention scores; 0: none
+  float kv_scale;  // what keys and values are divided by in a cache of eight bits (`scale` contains it); else 1
+  int32_t activation;
 };
 
 // The batch of a step, for the layer's KV cache group. Arrays as in ksana.kernels.batch.AttentionBatch.

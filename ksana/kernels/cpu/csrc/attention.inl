@@ -144,9 +144,11 @@ struct TileReader {
   }
 };
 
-// The running softmax of a query row.
-struct SoftmaxState {
-  float top = -__builtin_inff(), total = 0;
+// The running softmax of query rows: of each, the largest score, and the weights' sum, spread over the lanes that they
+// fell on.
+struct SoftmaxRows {
+  float* tops;
+  vf* totals;
 };
 
 // Query rows so that score() goes through them with one pointer: [head_size / width][Rows][width].
@@ -200,31 +202,43 @@ inline void hide(vf (&scores)[kBlockTiles], int64_t from, int64_t to) {
   }
 }
 
-// Scores of a row to weights, [kKeyBlock]; visible: the keys [from, to) of the block. Returns what the sums so far are
-// to be multiplied with. Works in powers of two: `scale` contains the logarithm of e.
-template <class T>
-inline float weigh(vf (&scores)[kBlockTiles], const Layer& layer, int64_t from, int64_t to, SoftmaxState& state,
-                   T* weights) {
-  if (layer.soft_cap != 0) cap(scores, layer.scale / layer.soft_cap);
+// Scores of a few rows to weights. from, to: the keys [from[r], to[r]) of the block are visible to row r. shrink: what
+// the rows' sums so far are to be multiplied with. Works in powers of two: `scale` contains the logarithm of e.
+template <class T, int Rows>
+inline __attribute__((always_inline)) void weigh(vf (&scores)[Rows][kBlockTiles], const Layer& layer,
+                                                 const int64_t* from, const int64_t* to, const SoftmaxRows& state,
+                                                 T (*weights)[kKeyBlock], float* shrink) {
   const float scale = (layer.soft_cap != 0 ? layer.soft_cap : layer.scale) * kLog2E;
+  alignas(64) float tops[kLanes] = {}, before[kLanes] = {}, bases[kLanes], factors[kLanes];
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) {
+    if (layer.soft_cap != 0) cap(scores[r], layer.scale / layer.soft_cap);
 #pragma GCC unroll 4
-  for (int t = 0; t < kBlockTiles; ++t) scores[t] *= scale;
-  if (from > 0 || to < kKeyBlock) hide(scores, from, to);
-  const float best = max_lane(max(max(scores[0], scores[1]), max(scores[2], scores[3])));
-  const float before = state.top, top = best > before ? best : before;
-  const float base = top == -__builtin_inff() ? 0 : top;  // nothing visible so far: all weights are 0
-  vf mass = {};
-#pragma GCC unroll 4
-  for (int t = 0; t < kBlockTiles; ++t) {
-    const vf p = exp2(scores[t] - base);
-    store(weights + t * kTileKeys, p);
-    mass += p;
+    for (int t = 0; t < kBlockTiles; ++t) scores[r][t] *= scale;
+    if (from[r] > 0 || to[r] < kKeyBlock) hide(scores[r], from[r], to[r]);
+    tops[r] = max_lane(max(max(scores[r][0], scores[r][1]), max(scores[r][2], scores[r][3])));
+    before[r] = state.tops[r];
   }
-  // Without a branch, which nobody could predict; two infinities have no difference.
-  const float shrink = exp2(splat(top == before ? 0 : before - top))[0];
-  state.top = top;
-  state.total = state.total * shrink + sum(mass);
-  return shrink;
+  // A lane for each row, without a branch, which nobody could predict. Two infinities have no difference, and where
+  // nothing is visible so far, all weights are 0.
+  const vf old = load(before), top = max(load(tops), old);
+  store(tops, top);
+  store(bases, top == -__builtin_inff() ? vf{} : top);
+  store(factors, exp2(top == old ? vf{} : old - top));
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) {
+    const vf base = splat(bases[r]);
+    vf mass = {};
+#pragma GCC unroll 4
+    for (int t = 0; t < kBlockTiles; ++t) {
+      const vf p = exp2(scores[r][t] - base);
+      store(weights[r] + t * kTileKeys, p);
+      mass += p;
+    }
+    state.tops[r] = tops[r];
+    state.totals[r] = state.totals[r] * factors[r] + mass;
+    shrink[r] = factors[r];
+  }
 }
 
 // sums[r] = sums[r] * shrink[r] + weights[r] . values, for up to four vectors of the head.
@@ -258,14 +272,13 @@ inline void gather_values(const T (*weights)[kKeyBlock], const KeyTile<T>* tiles
 // One block of keys for a few query rows. from, to: per row, as for weigh().
 template <class T, int Rows>
 inline void attend_block(const Layer& layer, const T* q, const KeyTile<T>* tiles, int64_t key_stride, int num_tiles,
-                         const int64_t* from, const int64_t* to, SoftmaxState* states, float* sums) {
+                         const int64_t* from, const int64_t* to, const SoftmaxRows& state, float* sums) {
   const int64_t d = cdiv(layer.head_size, kLanes) * kLanes;
   vf scores[Rows][kBlockTiles];
   score<T, Rows>(q, tiles, key_stride, layer.head_size, scores);
   alignas(64) T weights[Rows][kKeyBlock];
   float shrink[Rows];
-#pragma GCC unroll 6
-  for (int r = 0; r < Rows; ++r) shrink[r] = weigh(scores[r], layer, from[r], to[r], states[r], weights[r]);
+  weigh<T, Rows>(scores, layer, from, to, state, weights, shrink);
   int64_t i = 0;
   for (; i + 4 * kLanes <= d; i += 4 * kLanes) gather_values<T, Rows, 4>(weights, tiles, num_tiles, d, i, shrink, sums);
   for (; i < d; i += kLanes) gather_values<T, Rows, 1>(weights, tiles, num_tiles, d, i, shrink, sums);
@@ -285,15 +298,19 @@ void attend(const Layer& layer, const Step& step, const AttentionTask& task, con
   const CacheLayout layout(step.block_size, kv_heads, d, Inner<T>::width);
   const int64_t padded_size = cdiv(d, kLanes) * kLanes;
   const int64_t buffer_bytes = TileReader<T>::kBuffers * kTileKeys * padded_size * sizeof(T);
-  const int64_t row_bytes = padded_size * sizeof(float) + sizeof(SoftmaxState) + sizeof(int64_t) + d * sizeof(T);
+  const int64_t row_bytes = (padded_size + 1) * sizeof(float) + sizeof(vf) + sizeof(int64_t) + d * sizeof(T);
   char* memory = static_cast<char*>(scratch_bytes(Scratch::kAttention, buffer_bytes + rows * row_bytes));
   T* buffers = reinterpret_cast<T*>(memory);
   float* sums = reinterpret_cast<float*>(memory + buffer_bytes);
-  SoftmaxState* states = reinterpret_cast<SoftmaxState*>(sums + rows * padded_size);
-  int64_t* ends = reinterpret_cast<int64_t*>(states + rows);  // of the keys that a row sees
-  T* queries = reinterpret_cast<T*>(ends + rows);
+  vf* totals = reinterpret_cast<vf*>(sums + rows * padded_size);
+  int64_t* ends = reinterpret_cast<int64_t*>(totals + rows);  // of the keys that a row sees
+  float* tops = reinterpret_cast<float*>(ends + rows);
+  T* queries = reinterpret_cast<T*>(tops + rows);
   __builtin_memset(sums, 0, rows * padded_size * sizeof(float));
-  for (int64_t r = 0; r < rows; ++r) states[r] = SoftmaxState();
+  for (int64_t r = 0; r < rows; ++r) {
+    tops[r] = -__builtin_inff();
+    totals[r] = vf{};
+  }
   const TileReader<T> reader{layout,
                              cache,
                              step.cache_dtype,
@@ -330,12 +347,12 @@ void attend(const Layer& layer, const Step& step, const AttentionTask& task, con
       }
       if (to[n.value - 1] <= 0 || from[0] >= kKeyBlock) return;  // all of it lies ahead of, or behind, these queries
       attend_block<T, n.value>(layer, queries + first * d, tiles, reader.key_stride(), num_tiles, from, to,
-                               states + first, sums + first * padded_size);
+                               SoftmaxRows{tops + first, totals + first}, sums + first * padded_size);
     });
   }
   for (int64_t r = 0; r < rows; ++r) {
     T* to = out + ((task.first + r / group) * layer.num_heads + task.kv_head * group + r % group) * d;
-    const float scale = 1.0f / states[r].total;
+    const float scale = layer.kv_scale / sum(totals[r]);
     int64_t i = 0;
     for (; i + kLanes <= d; i += kLanes) store(to + i, load(sums + r * padded_size + i) * scale);
     if (i < d) store_some(to + i, load(sums + r * padded_size + i) * scale, static_cast<int>(d - i));

@@ -100,13 +100,14 @@ inline void write_token_as(const CacheLayout& layout, int64_t slot, const T* kv,
   }
 }
 
-// Keys and values [2 * kv_heads, head_size] of a token to its slot.
+// Keys and values [2 * kv_heads, head_size] of a token to its slot, in eight bits divided by `scale`.
 template <class T>
-inline void write_token(const CacheLayout& layout, int32_t dtype, int64_t slot, const T* kv, void* cache) {
+inline void write_token(const CacheLayout& layout, int32_t dtype, float scale, int64_t slot, const T* kv, void* cache) {
+  uint8_t* bytes = static_cast<uint8_t*>(cache);
   if (dtype == kFloat8E4M3)
-    write_token_as(layout, slot, kv, static_cast<uint8_t*>(cache), [](T x) { return to_float8<E4M3>(to_float(x)); });
+    write_token_as(layout, slot, kv, bytes, [&](T x) { return to_float8<E4M3>(to_float(x) / scale); });
   else if (dtype == kFloat8E5M2)
-    write_token_as(layout, slot, kv, static_cast<uint8_t*>(cache), [](T x) { return to_float8<E5M2>(to_float(x)); });
+    write_token_as(layout, slot, kv, bytes, [&](T x) { return to_float8<E5M2>(to_float(x) / scale); });
   else
     write_token_as(layout, slot, kv, static_cast<T*>(cache), [](T x) { return x; });
 }

@@ -98,7 +98,12 @@ KSANA_EXPORT void ksana_cpu_linear(int32_t type, const void* x, int64_t rows, co
   ksana::kernels().linear(dtype(type), x, rows, *linear, out);
 }
 
-KSANA_EXPORT void ksana_cpu_rms_norm(int32_t type, const void* x, const void* weight, int64_t rows, int64_t n,
+// values = cap * tanh(values / cap)
+KSANA_EXPORT void ksana_cpu_soft_cap(float* values, int64_t count, float cap) {
+  ksana::kernels().soft_cap(values, count, cap);
+}
+
+KSANA_EXPORT void ksana_cpu_rms_norm(int32_t type, const void* x, const float* weight, int64_t rows, int64_t n,
                                      float eps, void* out) {
   ksana::kernels().rms_norm(dtype(type), x, weight, rows, n, eps, out);
 }

@@ -15,7 +15,8 @@ struct Kernels {
   int64_t (*packed_bytes)(DType, const Linear&);
   void (*embed)(DType, const Linear&, const int64_t* rows, int64_t m, void* out);
   void (*linear)(DType, const void* x, int64_t m, const Linear&, float* out);
-  void (*rms_norm)(DType, const void* x, const void* weight, int64_t m, int64_t n, float eps, void* out);
+  void (*soft_cap)(float* values, int64_t count, float cap);
+  void (*rms_norm)(DType, const void* x, const float* weight, int64_t m, int64_t n, float eps, void* out);
   void (*write_kv)(DType, const Layer&, const Step&, const void* kv, void* cache);
   void (*attention)(DType, const Layer&, const Step&, const void* qkv, const void* cache, void* out);
   void (*decoder_layers)(DType, const Layer* const* layers, const Step* const* steps, void* const* caches,

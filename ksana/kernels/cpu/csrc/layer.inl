@@ -1,4 +1,4 @@
-// Decoder layers: norm, attention, norm, gated MLP, with residual connections.
+// Decoder layers: norm, attention, norm, gated MLP, with residual connections; some norm what they add, too.
 
 // Moves rows of a matrix to its beginning.
 template <class T>
@@ -7,15 +7,27 @@ inline void compact(T* matrix, int64_t columns, const Rows& rows) {
     if (rows.ids[i] != i) __builtin_memcpy(matrix + i * columns, matrix + rows.ids[i] * columns, columns * sizeof(T));
 }
 
+// hidden [m, out_features] += x @ weight.T + bias, which is normed before if there is a norm, by way of `product`.
+template <class T>
+inline void add_to_residual(const T* x, int64_t ldx, int64_t m, const Linear& linear, const float* norm, float eps,
+                            T* product, T* hidden) {
+  if (norm == nullptr) {
+    linear_add(x, ldx, m, linear, hidden);
+  } else {
+    linear_into(x, ldx, m, linear, product);
+    rms_norm_add(product, norm, m, linear.out_features, eps, hidden);
+  }
+}
+
 // One layer; what is behind its attention only for `rows`, which are the first ones of `hidden` afterwards.
 template <class T>
 void decoder_layer(const Layer& layer, const Step& step, const Rows& rows, T* hidden, void* cache) {
   const int64_t n = layer.hidden_size, query_size = layer.num_heads * layer.head_size;
   int64_t m = step.num_tokens;
   T* normed = scratch<T>(Scratch::kNormed, m * max64(n, query_size));
-  T* wide = scratch<T>(Scratch::kWide, m * max64(layer.qkv.out_features, layer.intermediate_size));
+  T* wide = scratch<T>(Scratch::kWide, m * max64(n, max64(layer.qkv.out_features, layer.intermediate_size)));
   Stopwatch watch;
-  rms_norm(hidden, static_cast<const T*>(layer.input_norm), m, n, layer.eps, normed);
+  rms_norm(hidden, layer.input_norm, m, n, layer.eps, normed);
   watch.lap(Operator::kNorm);
   linear_into(normed, n, m, layer.qkv, wide);
   watch.lap(Operator::kQkv);
@@ -28,13 +40,16 @@ void decoder_layer(const Layer& layer, const Step& step, const Rows& rows, T* hi
     m = rows.count;
   }
   watch.lap(Operator::kAttention);
-  linear_add(normed, query_size, m, layer.output, hidden);
+  add_to_residual(normed, query_size, m, layer.output, layer.attention_output_norm, layer.eps, wide, hidden);
   watch.lap(Operator::kOutput);
-  rms_norm(hidden, static_cast<const T*>(layer.post_attention_norm), m, n, layer.eps, normed);
+  rms_norm(hidden, layer.mlp_input_norm, m, n, layer.eps, normed);
   watch.lap(Operator::kNorm);
-  linear_silu_and_mul(normed, n, m, layer.gate_up, wide);
+  if (layer.activation == kGelu)
+    linear_gated(normed, n, m, layer.gate_up, [](vf x) { return gelu(x); }, wide);
+  else
+    linear_gated(normed, n, m, layer.gate_up, [](vf x) { return silu(x); }, wide);
   watch.lap(Operator::kGateUp);
-  linear_add(wide, layer.intermediate_size, m, layer.down, hidden);
+  add_to_residual(wide, layer.intermediate_size, m, layer.down, layer.mlp_output_norm, layer.eps, normed, hidden);
   watch.lap(Operator::kDown);
 }
 

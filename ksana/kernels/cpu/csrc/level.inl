@@ -81,11 +81,16 @@ const Kernels level_kernels = {
                 [&](auto t) { linear_into(static_cast<const decltype(t)*>(x), linear.in_features, m, linear, out); });
       watch.lap(Operator::kLinear);
     },
-    [](DType type, const void* x, const void* weight, int64_t m, int64_t n, float eps, void* out) {
+    [](float* values, int64_t count, float cap) {
+      Stopwatch watch;
+      soft_cap(values, count, cap);
+      watch.lap(Operator::kLinear);
+    },
+    [](DType type, const void* x, const float* weight, int64_t m, int64_t n, float eps, void* out) {
       Stopwatch watch;
       with_type(type, [&](auto t) {
         using T = decltype(t);
-        rms_norm(static_cast<const T*>(x), static_cast<const T*>(weight), m, n, eps, static_cast<T*>(out));
+        rms_norm(static_cast<const T*>(x), weight, m, n, eps, static_cast<T*>(out));
       });
       watch.lap(Operator::kNorm);
     },
@@ -95,7 +100,8 @@ const Kernels level_kernels = {
         const CacheLayout layout(step.block_size, layer.num_kv_heads, layer.head_size, Inner<T>::width);
         const int64_t size = 2 * layer.num_kv_heads * layer.head_size;
         for (int64_t i = 0; i < step.num_tokens; ++i)
-          write_token(layout, step.cache_dtype, step.slot_mapping[i], static_cast<const T*>(kv) + i * size, cache);
+          write_token(layout, step.cache_dtype, layer.kv_scale, step.slot_mapping[i],
+                      static_cast<const T*>(kv) + i * size, cache);
       });
     },
     [](DType type, const Layer& layer, const Step& step, const void* qkv, const void* cache, void* out) {

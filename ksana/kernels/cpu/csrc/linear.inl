@@ -13,10 +13,13 @@ constexpr int kPanelVectors = 2;
 constexpr int kPanel = kPanelVectors * kLanes;
 #if defined(KSANA_AVX512)
 constexpr int kRows = 12;
+constexpr int kRowsOfMany = 10;  // in one of several tiles: the addresses of more rows would not all fit registers
 #elif defined(KSANA_AVX2)
 constexpr int kRows = 3;  // half as wide registers, and half as many
+constexpr int kRowsOfMany = kRows;
 #else
 constexpr int kRows = 2;
+constexpr int kRowsOfMany = kRows;
 #endif
 constexpr int64_t kRowBlock = 192;  // rows that a task multiplies with one panel: they stay in the second-level cache
 constexpr int kPrefetch = 1024;     // bytes ahead of the weights in use
@@ -288,7 +291,7 @@ inline void with_rows(int rows, const Body& body) {
 template <class T>
 inline void tiles_of_panel(const T* x, int64_t ldx, int64_t rows, int64_t panel, const Linear& linear,
                            const float* sums, float (*out)[kPanel]) {
-  const int64_t num_tiles = cdiv(rows, kRows), k = linear.in_features;
+  const int64_t num_tiles = rows <= kRows ? 1 : cdiv(rows, kRowsOfMany), k = linear.in_features;
   const auto each_tile = [&](const auto& body) {
     for (int64_t i = 0; i < num_tiles; ++i) {
       const int64_t first = rows * i / num_tiles;
@@ -417,12 +420,12 @@ void linear_add(const T* x, int64_t ldx, int64_t m, const Linear& linear, T* hid
   });
 }
 
-// out [m, out_features / 2] = silu(first half) * second half of x @ weight.T + bias; the weight must be interleaved
-template <class T>
-void linear_silu_and_mul(const T* x, int64_t ldx, int64_t m, const Linear& linear, T* out) {
+// out [m, out_features / 2] = activate(first half) * second half of x @ weight.T + bias; the weight must be interleaved
+template <class T, class Activate>
+void linear_gated(const T* x, int64_t ldx, int64_t m, const Linear& linear, const Activate& activate, T* out) {
   const int64_t n = linear.out_features / 2;
   product(x, ldx, m, linear, [&](int64_t row, int64_t panel, const vf* values) {
-    const vf activated = values[0] * sigmoid(values[0]) * values[1];
+    const vf activated = activate(values[0]) * values[1];
     const int64_t column = panel * kLanes;
     if (column + kLanes <= n)
       store(out + row * n + column, activated);

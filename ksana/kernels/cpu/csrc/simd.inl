@@ -116,14 +116,15 @@ inline vf exp2_of_fraction(vf r) {
 
 // 2 to the power of x for x <= 0 or so, to about 2e-7; below -126 it is 0, -infinity included.
 inline vf exp2(vf x) {
-  const vf bounded = x > 127.0f ? splat(127.0f) : (x < -126.0f ? splat(-126.0f) : x);
-  const vf shifted = bounded + 12582912.0f;  // 1.5 * 2^23: the sum's last bits are the rounded integer
-  const vf whole = shifted - 12582912.0f;
-  const vf p = exp2_of_fraction(bounded - whole);
 #if defined(KSANA_AVX512)
   const __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-126.0f), _CMP_NLT_UQ);  // or NaN
-  return (vf)_mm512_maskz_scalef_ps(kept, (__m512)p, (__m512)whole);
+  const __m512 bounded = _mm512_maskz_min_ps(kept, (__m512)splat(127.0f), (__m512)x);
+  const __m512 whole = _mm512_maskz_roundscale_ps(kept, bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return (vf)_mm512_maskz_scalef_ps(kept, (__m512)exp2_of_fraction((vf)bounded - (vf)whole), whole);
 #else
+  const vf bounded = x > 127.0f ? splat(127.0f) : (x < -126.0f ? splat(-126.0f) : x);
+  const vf shifted = bounded + 12582912.0f;  // 1.5 * 2^23: the sum's last bits are the rounded integer
+  const vf p = exp2_of_fraction(bounded - (shifted - 12582912.0f));
   const vf power = (vf)((vi)p + ((vi)shifted << 23));
   return x < -126.0f ? vf{} : power;
 #endif
@@ -136,6 +137,11 @@ inline vf exp(vf x) { return exp2(x * kLog2E); }
 inline vf sigmoid(vf x) { return 1.0f / (1.0f + exp(-x)); }
 
 inline vf tanh(vf x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
+
+inline vf silu(vf x) { return x * sigmoid(x); }
+
+// By tanh (Hendrycks and Gimpel 2016): x / 2 * (1 + tanh(u)), which is x * sigmoid(2 * u).
+inline vf gelu(vf x) { return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x)); }
 
 // A step over the inner dimension of a product. bfloat16 goes two at a time: neighbours make one 32-bit lane.
 template <class T>
