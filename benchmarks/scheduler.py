@@ -21,6 +21,7 @@ from pathlib import Path
 
 from cpu_peers.errors import EngineFailed
 from cpu_peers.vllm_step import measure_vllm_steps
+from null_executor import NullExecutor
 
 from ksana.engine.core import EngineCore
 from ksana.engine.output_processor import OutputProcessor
@@ -136,43 +137,15 @@ class TimedScheduler(Scheduler):
         return updates
 
 
-class NullExecutor:
-    """Samples random tokens; ``seconds`` is the time it took for that."""
-
-    def __init__(self, vocab_size: int, rng: random.Random) -> None:
-        self._tokens = [[rng.randrange(vocab_size)] for _ in range(10_007)]
-        self._num_sampled = 0
-        self._missing: dict[str, int] = {}
-        self.seconds = 0.0
-
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        started = time.perf_counter()
-        for new in step.new_requests:
-            self._missing[new.request_id] = len(new.token_ids) - new.num_computed_tokens
-        sampled = {}
-        for request_id, count in step.num_scheduled_tokens.items():
-            self._missing[request_id] -= count
-            if self._missing[request_id] == 0:
-                self._missing[request_id] = 1
-                sampled[request_id] = self._tokens[self._num_sampled % len(self._tokens)]
-                self._num_sampled += 1
-        for request_id in step.removed_request_ids:
-            self._missing.pop(request_id)
-        self.seconds += time.perf_counter() - started
-        return ModelRunnerOutput(sampled)
-
-    def reset(self) -> None:
-        self._missing.clear()
-
-
 class Bench:
     """An engine core without a model, and enough requests to keep it full."""
 
     def __init__(self, arguments: argparse.Namespace, num_requests: int, tokenizer: Tokenizer, trace: NoTrace) -> None:
         self.num_requests, self._prompt, self._output = num_requests, arguments.prompt, arguments.output
         self._rng = random.Random(0)
-        group = KVCacheGroup(FullAttentionSpec(16, 1, 64, "float32"), (0,))
-        kv = KVCacheManager(KVCacheConfig(2 * self.num_requests * (self._prompt + self._output) // 16, (group,)))
+        num_blocks = 2 * self.num_requests * (self._prompt + self._output) // 16
+        group = KVCacheGroup(FullAttentionSpec(16, 1, 64, "float32"), (0,), num_blocks)
+        kv = KVCacheManager(KVCacheConfig((group,)))
         config = SchedulerConfig(max_num_seqs=self.num_requests, max_num_batched_tokens=self.num_requests + 4096)
         self.scheduler = TimedScheduler(config, kv)
         self._executor = NullExecutor(tokenizer.vocab_size, self._rng)

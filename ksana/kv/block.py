@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-BlockKey = tuple[bytes, int]
-"""Content hash of a full block, and the KV cache group it belongs to."""
-
 
 class KVCacheBlock:
     """Bookkeeping of one physical block.
@@ -14,21 +11,21 @@ class KVCacheBlock:
     Attributes:
         block_id: index into the cache tensors.
         ref_cnt: requests whose block table holds it. A block with 0 is in the free queue, whatever it still contains.
-        key: set while the block is full, committed and findable; cleared when it is evicted.
+        block_hash: of its content, while it is full, committed and findable; cleared when it is evicted.
         previous, next: links of the free queue; None while in use.
     """
 
-    __slots__ = ("block_id", "key", "next", "previous", "ref_cnt")
+    __slots__ = ("block_hash", "block_id", "next", "previous", "ref_cnt")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_cnt = 0
-        self.key: BlockKey | None = None
+        self.block_hash: bytes | None = None
         self.previous: KVCacheBlock | None = None
         self.next: KVCacheBlock | None = None
 
     def __repr__(self) -> str:
-        return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, cached={self.key is not None})"
+        return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, cached={self.block_hash is not None})"
 
 
 class FreeBlockQueue:

@@ -1,30 +1,33 @@
-"""All blocks of the cache: which are free, and which full ones can be found by their content."""
+"""The blocks of full attention: which are free, and which full ones can be found by their content."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from ksana.kv.block import BlockKey, FreeBlockQueue, KVCacheBlock
+from ksana.kv.block import FreeBlockQueue, KVCacheBlock
 
 
 class BlockPool:
     """Hands out blocks and keeps the index of cached ones.
 
-    Block 0 is the null block: it stands in block tables where a sliding window has left a hole, and is never handed
-    out. A freed block keeps its content and its key until it is handed out again, so it can still be found (``touch``).
+    Block 0 is the null block, which is never handed out. A freed block keeps its content and its hash until it is
+    handed out again, so it can still be found (``touch``).
 
     Args:
         num_blocks: blocks in the cache tensors, the null block included; at least 2.
+
+    Attributes:
+        on_evicted: called for each findable block that is about to be handed out again.
     """
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
             raise ValueError(f"a block pool needs at least 2 blocks (one is the null block), not {num_blocks}")
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
-        self.null_block = self.blocks[0]
         self._free = FreeBlockQueue(self.blocks[1:])
-        self._cached: dict[BlockKey, KVCacheBlock] = {}
+        self._cached: dict[bytes, KVCacheBlock] = {}
         self._num_free_cached = 0
+        self.on_evicted: Callable[[KVCacheBlock], None] | None = None
 
     @property
     def num_free_blocks(self) -> int:
@@ -46,9 +49,24 @@ class BlockPool:
         """Those of them that nobody uses."""
         return self._num_free_cached
 
-    def find(self, key: BlockKey) -> KVCacheBlock | None:
+    def find(self, block_hash: bytes) -> KVCacheBlock | None:
         """The cached block of that content, in use or not."""
-        return self._cached.get(key)
+        return self._cached.get(block_hash)
+
+    def find_run(self, block_hashes: Sequence[bytes], max_blocks: int) -> list[KVCacheBlock]:
+        """The cached blocks of the first ``max_blocks`` hashes, up to the first one that is not there."""
+        run = []
+        find = self._cached.get
+        for block_hash in block_hashes[:max_blocks]:
+            block = find(block_hash)
+            if block is None:
+                break
+            run.append(block)
+        return run
+
+    def cached_blocks(self) -> dict[bytes, KVCacheBlock]:
+        """All blocks that can be found, by hash; a copy."""
+        return self._cached.copy()
 
     def allocate(self, count: int) -> list[KVCacheBlock]:
         """Hand out ``count`` blocks with ``ref_cnt`` 1, evicting the longest unused. Raises IndexError if too few."""
@@ -65,11 +83,9 @@ class BlockPool:
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """One more user for each block; those that were free leave the free queue."""
         for block in blocks:
-            if block is self.null_block:
-                continue
             if block.ref_cnt == 0:
                 self._free.remove(block)
-                self._num_free_cached -= block.key is not None
+                self._num_free_cached -= block.block_hash is not None
             block.ref_cnt += 1
 
     def release(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -79,31 +95,39 @@ class BlockPool:
         Blocks that nobody can find by content go before all cached ones.
         """
         for block in blocks:
-            if block is self.null_block:
-                continue
             assert block.ref_cnt > 0, f"{block} released more often than taken"
             block.ref_cnt -= 1
             if block.ref_cnt == 0:
-                if block.key is None:
+                if block.block_hash is None:
                     self._free.prepend(block)
                 else:
                     self._free.append(block)
                     self._num_free_cached += 1
 
-    def register(self, block: KVCacheBlock, key: BlockKey) -> None:
+    def register(self, block: KVCacheBlock, block_hash: bytes) -> None:
         """Make a full, committed block findable. The first block of a content keeps the entry."""
-        if key not in self._cached:
-            block.key = key
-            self._cached[key] = block
+        if block_hash not in self._cached:
+            block.block_hash = block_hash
+            self._cached[block_hash] = block
 
-    def clear_cached(self) -> int:
-        """Forget all contents (blocks in use stay in use). Returns how many were forgotten."""
-        count = len(self._cached)
-        for block in self._cached.values():
-            block.key = None
+    def replace(self, cached: KVCacheBlock, block: KVCacheBlock) -> None:
+        """Let ``block``, which is in use, be found in place of ``cached``, which has the same content."""
+        assert cached.block_hash is not None and block.block_hash is None and block.ref_cnt > 0
+        self._cached[cached.block_hash] = block
+        block.block_hash, cached.block_hash = cached.block_hash, None
+        if cached.ref_cnt == 0:  # of no use to anybody now: the first to be reused
+            self._num_free_cached -= 1
+            self._free.remove(cached)
+            self._free.prepend(cached)
+
+    def clear_cached(self) -> list[KVCacheBlock]:
+        """Forget all contents (blocks in use stay in use). Returns the blocks that could be found."""
+        forgotten = list(self._cached.values())
+        for block in forgotten:
+            block.block_hash = None
         self._cached.clear()
         self._num_free_cached = 0
-        return count
+        return forgotten
 
     def check_integrity(self, ref_counts: dict[int, int]) -> None:
         """Compare with the truth. O(blocks): for tests and idle moments.
@@ -121,15 +145,17 @@ class BlockPool:
             expected = ref_counts.get(block.block_id, 0)
             assert block.ref_cnt == expected, f"{block}: in {expected} block tables"
             assert (block.ref_cnt == 0) == (block.block_id in free), f"{block}: lost or in use while free"
-            if block.key is not None:
-                assert self._cached.get(block.key) is block, f"{block}: has a key that the index does not know"
+            if block.block_hash is not None:
+                assert self._cached.get(block.block_hash) is block, f"{block}: has a hash that the index does not know"
         free_cached = sum(block.ref_cnt == 0 for block in self._cached.values())
         assert self._num_free_cached == free_cached, f"{self._num_free_cached} for {free_cached} free cached blocks"
-        for key, block in self._cached.items():
-            assert block.key == key, f"{block}: the index knows it under another key"
+        for block_hash, block in self._cached.items():
+            assert block.block_hash == block_hash, f"{block}: the index knows it under another hash"
 
     def _evict(self, block: KVCacheBlock) -> None:
-        if block.key is not None:
-            del self._cached[block.key]
-            block.key = None
+        if block.block_hash is not None:
+            if self.on_evicted is not None:
+                self.on_evicted(block)
+            del self._cached[block.block_hash]
+            block.block_hash = None
             self._num_free_cached -= 1

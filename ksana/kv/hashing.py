@@ -34,9 +34,10 @@ class BlockHasher:
         if len(hashes) >= wanted:
             return hashes
         parent = hashes[-1] if hashes else self._root_of(request)
-        tokens = request.all_token_ids
-        for start in range(len(hashes) * size, wanted * size, size):
-            parent = hashlib.sha256(parent + _pack(tokens[start : start + size])).digest()
+        packed = _pack(request.all_token_ids[len(hashes) * size : wanted * size])
+        bytes_per_block = len(packed) // (wanted - len(hashes))
+        for start in range(0, len(packed), bytes_per_block):
+            parent = hashlib.sha256(parent + packed[start : start + bytes_per_block]).digest()
             hashes.append(parent)
         return hashes
 

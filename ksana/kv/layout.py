@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ksana.types.kv import FullAttentionSpec, KVCacheGroup, KVCacheSpec, SlidingWindowSpec
+from ksana.types.kv import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 from ksana.types.model import ModelConfig
 
 
@@ -17,20 +17,10 @@ def _spec(model: ModelConfig, block_size: int, dtype: str, window: int | None) -
     return FullAttentionSpec(*shape) if window is None else SlidingWindowSpec(*shape, window)
 
 
-def group_layers(specs: list[KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
-    """Put layers of equal spec into groups of equal size, full attention first.
-
-    All groups draw from one pool and lay the j-th of their layers into the j-th cache tensor, so a block wastes memory
-    in every tensor that its group has no layer for. The group size is therefore that of the rarest kind of layer, and
-    commoner kinds are split: 5 sliding layers for 1 full one become 5 groups beside 1.
-    """
+def group_layers(specs: list[KVCacheSpec]) -> list[tuple[KVCacheSpec, tuple[int, ...]]]:
+    """Layers of equal spec belong together: each spec with its layers, full attention first."""
     layers_of: dict[KVCacheSpec, list[int]] = {}
     for index, spec in enumerate(specs):
         layers_of.setdefault(spec, []).append(index)
-    size = min(len(layers) for layers in layers_of.values())
     ordered = sorted(layers_of.items(), key=lambda item: not isinstance(item[0], FullAttentionSpec))
-    return tuple(
-        KVCacheGroup(spec, tuple(layers[start : start + size]))
-        for spec, layers in ordered
-        for start in range(0, len(layers), size)
-    )
+    return [(spec, tuple(layers)) for spec, layers in ordered]

@@ -12,6 +12,7 @@ from ksana.engine.pipeline import Executor
 from ksana.errors import UsageError
 from ksana.perf.config import Batch
 from ksana.perf.scheduler import PerfScheduler
+from ksana.types.kv import BlockCopy
 from ksana.types.request import Request
 from ksana.types.sampling import SamplingParams
 from ksana.types.step import BlockIds, ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -90,10 +91,10 @@ class BatchRun:
             count = min(chunk, donor.num_cached - start)
             self._executor.execute(SchedulerOutput({donor.name: count}, new_requests=[] if start else rows))
         copies = [
-            pair
+            copy
             for member in members
             if member is not donor
-            for pair in _block_pairs(tables[donor.name], tables[member.name])
+            for copy in _block_copies(tables[donor.name], tables[member.name])
         ]
         if copies:
             self._executor.execute(SchedulerOutput(block_copies=copies))
@@ -163,10 +164,10 @@ def _members(batch: Batch, vocab_size: int) -> Iterator[_Member]:
             yield _Member(next(names), context[: group.kv_cached_token_num] + own, group.kv_cached_token_num)
 
 
-def _block_pairs(source: BlockIds, destination: BlockIds) -> list[tuple[int, int]]:
-    """(source, destination) of every block of a shorter table."""
+def _block_copies(source: BlockIds, destination: BlockIds) -> list[BlockCopy]:
+    """Copies of every block of a shorter table."""
     return [
-        pair
-        for sources, destinations in zip(source, destination, strict=True)
+        (group_id, *pair)
+        for group_id, (sources, destinations) in enumerate(zip(source, destination, strict=True))
         for pair in zip(sources, destinations, strict=False)
     ]

@@ -36,7 +36,7 @@ def check_step_limits(batches: BatchConfig, file: Path, limits: SchedulerConfig)
 
 
 def check_capacity(batches: BatchConfig, file: Path, kv: KVCacheManager, max_model_len: int) -> None:
-    """Compare every batch with the loaded model and its KV cache.
+    """Compare every batch with the loaded model and its KV cache, which is empty.
 
     Raises:
         UsageError: naming the file, the batch and what to change.
@@ -48,10 +48,11 @@ def check_capacity(batches: BatchConfig, file: Path, kv: KVCacheManager, max_mod
                 f"{file}: batch {batch.label} has a request of {longest} tokens, and samples one more; the longest "
                 f"possible request has {max_model_len} (see --max-model-len and --num-blocks)"
             )
-        needed, usable = _blocks(batch, kv), kv.pool.num_usable_blocks
-        if needed > usable:
+        needed = _blocks(batch, kv)
+        if not kv.has_free_blocks(needed):
             raise UsageError(
-                f"{file}: batch {batch.label} needs {needed} blocks of the KV cache, which has {usable}; raise "
+                f"{file}: batch {batch.label} needs {needed} blocks of the KV cache, which has "
+                f"{kv.num_usable_blocks}; raise "
                 "--num-blocks or --cache-max-bytes, or make the batch smaller"
             )
 
@@ -64,5 +65,5 @@ def _blocks(batch: Batch, kv: KVCacheManager) -> int:
     needed = batch.num_requests
     for group in batch.requests:
         num_tokens = group.kv_cached_token_num + group.forwarding_token_num + 2
-        needed += group.request_num * len(kv.config.groups) * cdiv(num_tokens, kv.block_size)
+        needed += group.request_num * cdiv(num_tokens, kv.block_size)
     return needed

@@ -13,12 +13,11 @@ import torch
 import ksana
 from ksana.engine.assembly import EngineParts, assemble
 from ksana.kernels.cpu import machine
-from ksana.kv import KVCacheManager
 from ksana.perf.batch_run import BatchRun, Step
 from ksana.perf.config import Batch, BatchConfig, ModelPerfConfig
 from ksana.perf.limits import check_capacity, check_step_limits
 from ksana.perf.result import BatchResult, Environment, PerfResult, Round, Statistics, statistics_by_name
-from ksana.perf.scheduler import PerfScheduler
+from ksana.perf.scheduler import PerfScheduler, RewindableCache
 from ksana.perf.timing import TimedModel, TimingPlugin
 from ksana.plugin.manager import KsanaPluginManager
 from ksana.types.config import KsanaConfig, TelemetryConfig
@@ -52,7 +51,7 @@ def measure(
     plugins.register(timing, "perf_timing")
     parts = assemble(config, plugins)
     kv_config = parts.core.scheduler.kv.config
-    scheduler = PerfScheduler(config.scheduler, KVCacheManager(kv_config, enable_prefix_caching=False))
+    scheduler = PerfScheduler(config.scheduler, RewindableCache(kv_config, enable_prefix_caching=False))
     check_capacity(batches, batch_file, scheduler.kv, parts.context.max_model_len)
     results = []
     for batch in batches.batches:
@@ -72,10 +71,11 @@ def measure(
 def _for_measuring(config: KsanaConfig) -> KsanaConfig:
     """Nothing runs beside a measured step, no other step and nobody who writes a trace, and nothing is left of one.
 
-    What a batch says is computed, also if a server would rather spare those who decode so much of a prompt.
+    What a batch says is computed, also if a server would rather spare those who decode so much of a prompt. Requests
+    begin with blocks for all their cached tokens, those outside a sliding window too.
     """
     scheduler = config.scheduler.model_copy(update={"enable_async": False, "max_mixed_prefill_tokens": 0})
-    cache = config.cache.model_copy(update={"enable_prefix_caching": False})
+    cache = config.cache.model_copy(update={"enable_prefix_caching": False, "swa_block_num_ratio": 1.0})
     return config.model_copy(update={"scheduler": scheduler, "cache": cache, "telemetry": TelemetryConfig()})
 
 
@@ -133,6 +133,6 @@ def _describe_environment(parts: EngineParts, timing: TimingPlugin) -> Environme
         architecture=model.architecture,
         dtype=model.dtype,
         backend=timing.backend.name,
-        num_blocks=parts.core.scheduler.kv.pool.num_usable_blocks,
+        num_blocks=parts.core.scheduler.kv.num_usable_blocks,
         settings=config.model_dump(mode="json", include={"model", "scheduler", "cache", "kernel"}),
     )

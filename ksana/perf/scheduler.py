@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from ksana.kv import KVCacheManager
 from ksana.scheduling import Scheduler
 from ksana.types.request import Request, RequestStatus
 from ksana.types.step import BlockIds
+
+
+class RewindableCache(KVCacheManager):
+    """The server's cache manager, but what a sliding window has left behind stays until the next step."""
+
+    def commit(self, request: Request) -> None:
+        """Nothing is given back: the request is put back to where it stood. There is no prefix cache to fill."""
 
 
 class PerfScheduler(Scheduler):

@@ -7,7 +7,7 @@ import pytest
 from ksana.kv.block import FreeBlockQueue, KVCacheBlock
 from ksana.kv.block_pool import BlockPool
 
-KEY_A, KEY_B = (b"a", 0), (b"b", 0)
+HASH_A, HASH_B = b"a", b"b"
 
 
 def test_null_block_is_never_handed_out() -> None:
@@ -33,44 +33,44 @@ def test_failed_allocation_takes_nothing() -> None:
 def test_freed_block_is_found_until_it_is_handed_out_again() -> None:
     pool = BlockPool(2)
     [block] = pool.allocate(1)
-    pool.register(block, KEY_A)
+    pool.register(block, HASH_A)
     pool.release([block])
-    assert pool.find(KEY_A) is block
+    assert pool.find(HASH_A) is block
     assert pool.allocate(1) == [block]
-    assert pool.find(KEY_A) is None
+    assert pool.find(HASH_A) is None
     assert pool.num_cached_blocks == 0
 
 
 def test_longest_unused_cached_block_is_evicted_first() -> None:
     pool = BlockPool(3)
     old, new = pool.allocate(2)
-    pool.register(old, KEY_A)
-    pool.register(new, KEY_B)
+    pool.register(old, HASH_A)
+    pool.register(new, HASH_B)
     pool.release([old])
     pool.release([new])
     assert pool.allocate(1) == [old]
-    assert pool.find(KEY_B) is new
+    assert pool.find(HASH_B) is new
 
 
 def test_blocks_without_content_are_reused_before_cached_ones() -> None:
     pool = BlockPool(3)
     cached, plain = pool.allocate(2)
-    pool.register(cached, KEY_A)
+    pool.register(cached, HASH_A)
     pool.release([cached])
     pool.release([plain])
     assert pool.allocate(1) == [plain]
-    assert pool.find(KEY_A) is cached
+    assert pool.find(HASH_A) is cached
 
 
 def test_touched_block_is_not_handed_out() -> None:
     pool = BlockPool(3)
     first, second = pool.allocate(2)
-    pool.register(first, KEY_A)
+    pool.register(first, HASH_A)
     pool.release([first, second])
     pool.touch([first])
     assert pool.allocate(1) == [second]
     assert pool.num_free_blocks == 0
-    assert pool.find(KEY_A) is first
+    assert pool.find(HASH_A) is first
 
 
 def test_block_is_free_only_after_its_last_user_has_left() -> None:
@@ -83,35 +83,56 @@ def test_block_is_free_only_after_its_last_user_has_left() -> None:
     assert pool.num_free_blocks == 1
 
 
-def test_null_block_has_no_users() -> None:
-    pool = BlockPool(2)
-    pool.touch([pool.null_block])
-    pool.release([pool.null_block, pool.null_block])
-    assert pool.null_block.ref_cnt == 0
-    pool.check_integrity({})
-
-
 def test_second_block_of_a_content_does_not_replace_the_first() -> None:
     pool = BlockPool(3)
     first, second = pool.allocate(2)
-    pool.register(first, KEY_A)
-    pool.register(second, KEY_A)
+    pool.register(first, HASH_A)
+    pool.register(second, HASH_A)
     pool.release([second])
-    assert pool.find(KEY_A) is first
+    assert pool.find(HASH_A) is first
     assert pool.allocate(1) == [second]
-    assert pool.find(KEY_A) is first
+    assert pool.find(HASH_A) is first
     pool.check_integrity({1: 1, 2: 1})
+
+
+def test_block_that_takes_the_place_of_another_is_found_instead() -> None:
+    """The other one is of no use any more, and goes first; unless somebody still uses it."""
+    pool = BlockPool(4)
+    unused, other, block = pool.allocate(3)
+    pool.register(unused, HASH_A)
+    pool.register(other, HASH_B)
+    pool.release([other, unused])
+    pool.replace(unused, block)
+    assert pool.find(HASH_A) is block
+    pool.check_integrity({block.block_id: 1})
+    assert pool.allocate(1) == [unused]
+    pool.replace(block, unused)
+    assert pool.find(HASH_A) is unused
+    pool.check_integrity({block.block_id: 1, unused.block_id: 1})
+
+
+def test_eviction_is_told_while_the_block_can_still_be_found() -> None:
+    pool = BlockPool(3)
+    told: list[bytes | None] = []
+    pool.on_evicted = lambda block: told.append(block.block_hash)
+    cached, plain = pool.allocate(2)
+    pool.register(cached, HASH_A)
+    pool.release([cached, plain])
+    pool.allocate(1)
+    assert told == []
+    pool.allocate(1)
+    assert told == [HASH_A]
 
 
 def test_cleared_cache_finds_nothing_and_keeps_blocks_in_use() -> None:
     pool = BlockPool(3)
     used, unused = pool.allocate(2)
-    pool.register(used, KEY_A)
-    pool.register(unused, KEY_B)
+    pool.register(used, HASH_A)
+    pool.register(unused, HASH_B)
     pool.release([unused])
-    assert pool.clear_cached() == 2
-    assert pool.find(KEY_A) is None
-    assert pool.find(KEY_B) is None
+    assert pool.clear_cached() == [used, unused]
+    assert pool.find(HASH_A) is None
+    assert pool.find(HASH_B) is None
     pool.check_integrity({used.block_id: 1})
 
 
@@ -125,9 +146,9 @@ def test_integrity_check_names_the_lost_block() -> None:
 def test_integrity_check_finds_a_stale_index_entry() -> None:
     pool = BlockPool(3)
     [block] = pool.allocate(1)
-    pool.register(block, KEY_A)
-    block.key = None
-    with pytest.raises(AssertionError, match="under another key"):
+    pool.register(block, HASH_A)
+    block.block_hash = None
+    with pytest.raises(AssertionError, match="under another hash"):
         pool.check_integrity({1: 1})
 
 

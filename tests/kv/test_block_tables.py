@@ -10,7 +10,6 @@ from hypothesis import given
 
 from ksana.kv import KVCacheManager
 from ksana.testing.paged_memory import make_kv_config
-from ksana.types.kv import KVCacheSpec
 from ksana.types.request import Request
 from ksana.types.sampling import SamplingParams
 
@@ -59,23 +58,29 @@ def test_window_request_never_holds_more_than_its_peak(make_kv: MakeKV, run: Mak
         request = run(kv, range(5))
         for _ in range(60):
             assert decode(kv, request) is not None
-            assert 40 - kv.num_free_blocks <= kv.peak_blocks(request.num_tokens, 5)
+            assert 40 - kv.num_free_blocks <= kv.peak_blocks(request.num_tokens, 5)[1]
 
 
 @given(
-    st.sampled_from([[None], [5], [1], [None, 4], [3, 8, None]]),
+    st.sampled_from([[None], [5], [1], [None, 4], [None, 3, 8], [3, 8]]),
     st.sampled_from([1, 4]),
     st.integers(1, 12),
+    st.integers(1, 60),
     st.integers(1, 60),
     st.data(),
 )
 def test_request_of_the_largest_size_that_fits_never_lacks_a_block(
-    windows: list[int | None], block_size: int, max_chunk: int, num_blocks: int, data: st.DataObject
+    windows: list[int | None],
+    block_size: int,
+    max_chunk: int,
+    num_blocks: int,
+    num_window_blocks: int,
+    data: st.DataObject,
 ) -> None:
     """``max_request_tokens`` and ``peak_blocks`` are the promise that a request alone in the cache gets through."""
-    kv = KVCacheManager(make_kv_config(num_blocks, block_size, windows))
+    kv = KVCacheManager(make_kv_config(num_blocks, block_size, windows, num_window_blocks=num_window_blocks))
     length = kv.max_request_tokens(120, max_chunk)
-    assert length == 120 or kv.peak_blocks(length + 1, max_chunk) > num_blocks
+    assert length == 120 or not kv.fits_empty(kv.peak_blocks(length + 1, max_chunk))
     if length == 0:
         return
     request = Request("r", [1] * length, SamplingParams(), max_total_tokens=length)
@@ -120,7 +125,7 @@ def test_first_writer_copies_the_shared_block_and_the_last_one_keeps_it(
     shared = kv.block_ids(parent.request_id)[0][1]
     assert decode(kv, first) is not None
     own = kv.block_ids(first.request_id)[0][1]
-    assert kv.take_block_copies() == [(shared, own)]
+    assert kv.take_block_copies() == [(0, shared, own)]
     assert kv.take_block_copies() == []
     assert decode(kv, last) == ([],)
     assert kv.take_block_copies() == []
@@ -128,6 +133,18 @@ def test_first_writer_copies_the_shared_block_and_the_last_one_keeps_it(
     kv.free(parent)
     kv.free(child)
     kv.check_integrity()
+
+
+def test_copy_for_a_request_that_is_gone_is_not_made(
+    make_kv: MakeKV, run: MakeRequest, make_request: MakeRequest
+) -> None:
+    """The block may have another owner in the same step."""
+    kv = make_kv(10, 4, None, 6)
+    parent = run(kv, range(6))
+    child = fork(kv, parent, make_request)
+    assert decode(kv, child) is not None
+    kv.free(child)
+    assert kv.take_block_copies() == []
 
 
 def test_fork_at_a_block_edge_copies_nothing(make_kv: MakeKV, run: MakeRequest, make_request: MakeRequest) -> None:
@@ -154,7 +171,19 @@ def test_who_repeats_the_first_token_of_a_shared_block_gets_a_copy(
     assert kv.grow(child, 1) is not None
     own = kv.block_ids(child.request_id)[0][1]
     assert own != shared
-    assert kv.take_block_copies() == [(shared, own)]
+    assert kv.take_block_copies() == [(0, shared, own)]
+
+
+def test_who_repeats_a_token_before_a_block_edge_finds_its_window(
+    make_kv: MakeKV, run: MakeRequest, make_request: MakeRequest
+) -> None:
+    """The parent has given back what its own next token does not look at; the child looks at a token more."""
+    kv = make_kv(20, 4, 4, enable_prefix_caching=False)
+    parent = run(kv, range(12))
+    child = fork(kv, parent, make_request)
+    child.num_computed_tokens -= 1  # its window begins at token 8
+    assert kv.grow(child, 1) is not None
+    assert [block_id > 0 for block_id in kv.block_ids(child.request_id)[0]] == [False, False, True]
 
 
 def test_child_outlives_its_parent(make_kv: MakeKV, run: MakeRequest, make_request: MakeRequest) -> None:
@@ -187,20 +216,14 @@ def test_every_group_copies_its_own_block(make_kv: MakeKV, run: MakeRequest, mak
     child = fork(kv, parent, make_request)
     sources = [table[1] for table in kv.block_ids(parent.request_id)]
     decode(kv, child)
-    assert kv.take_block_copies() == list(zip(sources, [t[1] for t in kv.block_ids(child.request_id)], strict=True))
+    own = [table[1] for table in kv.block_ids(child.request_id)]
+    assert kv.take_block_copies() == [(0, sources[0], own[0]), (1, sources[1], own[1])]
 
 
 def test_free_of_an_unknown_request_does_nothing(make_kv: MakeKV, make_request: MakeRequest) -> None:
     kv = make_kv(2, 4)
     kv.free(make_request([1]))
     assert kv.num_free_blocks == 2
-
-
-def test_spec_without_block_tables_is_refused() -> None:
-    config = make_kv_config(2, 4)
-    object.__setattr__(config.groups[0], "spec", KVCacheSpec(4, 1, 8, "float32"))
-    with pytest.raises(TypeError, match="no block tables for KVCacheSpec"):
-        KVCacheManager(config)
 
 
 def test_a_block_that_is_found_by_content_is_copied_though_nobody_else_uses_it(
@@ -216,6 +239,6 @@ def test_a_block_that_is_found_by_content_is_copied_though_nobody_else_uses_it(
     found = kv.block_ids(child.request_id)[0][1]
     assert kv.grow(child, 1) is not None
     own = kv.block_ids(child.request_id)[0][1]
-    assert kv.take_block_copies() == [(found, own)]
+    assert kv.take_block_copies() == [(0, found, own)]
     assert kv.find_prefix(make_request(range(9))).num_tokens == 8
     kv.check_integrity()

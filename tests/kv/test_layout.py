@@ -33,7 +33,7 @@ def model(*windows: int | None) -> ModelConfig:
 
 
 def layers_of(*windows: int | None) -> list[tuple[int, ...]]:
-    return [group.layer_indices for group in group_layers(kv_cache_specs(model(*windows), 16))]
+    return [layers for _, layers in group_layers(kv_cache_specs(model(*windows), 16))]
 
 
 def test_equal_layers_are_one_group() -> None:
@@ -53,8 +53,8 @@ def test_full_attention_comes_first_whatever_the_order_of_layers() -> None:
     assert layers_of(8, None, 8, None) == [(1, 3), (0, 2)]
 
 
-def test_commoner_kind_is_split_to_the_size_of_the_rarest() -> None:
-    assert layers_of(8, 8, None, 8, 8, None, 8) == [(2, 5), (0, 1), (3, 4), (6,)]
+def test_every_window_is_one_group_however_many_layers_it_has() -> None:
+    assert layers_of(8, 8, None, 8, 8, None, 8) == [(2, 5), (0, 1, 3, 4, 6)]
 
 
 def test_windows_of_different_sizes_are_different_groups() -> None:
@@ -66,18 +66,20 @@ def test_every_layer_is_in_exactly_one_group(windows: tuple[int | None, ...]) ->
     assert sorted(layer for layers in layers_of(*windows) for layer in layers) == list(range(len(windows)))
 
 
-def test_bytes_of_a_block_count_the_tensors_not_the_layers() -> None:
-    """4 sliding layers for 2 full ones share 2 tensors: a block takes memory in both, whichever group it serves."""
-    spec = FullAttentionSpec(16, 2, 8, "bfloat16")
-    assert spec.bytes_per_block == 2 * 16 * 2 * 8 * 2
-    config = KVCacheConfig(10, group_layers(kv_cache_specs(model(8, 8, None, 8, 8, None), 16)))
-    assert config.num_tensors == 2
-    assert config.bytes_per_block == 2 * spec.bytes_per_block
+def test_bytes_are_those_of_each_group() -> None:
+    full, window = FullAttentionSpec(16, 2, 8, "bfloat16"), SlidingWindowSpec(16, 2, 8, "bfloat16", 32)
+    assert full.bytes_per_block == window.bytes_per_block == 2 * 16 * 2 * 8 * 2
+    config = KVCacheConfig((KVCacheGroup(full, (2,), 10), KVCacheGroup(window, (0, 1, 3), 4)))
+    assert [group.bytes_per_block for group in config.groups] == [full.bytes_per_block, 3 * full.bytes_per_block]
+    assert config.num_bytes == (10 + 3 * 4) * full.bytes_per_block
 
 
-def test_config_with_unequal_groups_has_a_tensor_for_the_longest() -> None:
-    spec = FullAttentionSpec(16, 1, 8, "float32")
-    assert KVCacheConfig(2, (KVCacheGroup(spec, (0,)), KVCacheGroup(spec, (1, 2, 3)))).num_tensors == 3
+def test_blocks_of_full_attention_are_logical_where_no_layer_has_it() -> None:
+    window = KVCacheGroup(SlidingWindowSpec(16, 2, 8, "bfloat16", 32), (0, 1), 4)
+    full = KVCacheGroup(FullAttentionSpec(16, 2, 8, "bfloat16"), (2,), 10)
+    hybrid, alone = KVCacheConfig((full, window)), KVCacheConfig((window,), num_logical_blocks=99)
+    assert (hybrid.has_full_attention, hybrid.num_blocks, hybrid.window_groups) == (True, 10, (window,))
+    assert (alone.has_full_attention, alone.num_blocks, alone.window_groups) == (False, 99, (window,))
 
 
 def test_kv_and_scheduling_load_no_torch() -> None:

@@ -136,7 +136,7 @@ def test_prefix_caching_can_be_switched_off(make_kv: MakeKV, make_request: MakeR
     kv = make_kv(10, 4, enable_prefix_caching=False)
     kv.free(run(kv, range(9)))
     assert cached_tokens(kv, make_request(range(9))) == 0
-    assert kv.pool.num_cached_blocks == 0
+    assert len(kv.cached_hashes(0)) == 0
 
 
 def test_reset_forgets_everything_and_running_requests_go_on(
@@ -153,86 +153,6 @@ def test_reset_forgets_everything_and_running_requests_go_on(
     kv.free(running)
     kv.check_integrity()
     assert cached_tokens(kv, make_request(range(14))) == 0  # its first two blocks are not findable any more
-
-
-def forget_blocks(kv: KVCacheManager, request: Request, group: int, indices: list[int]) -> None:
-    """Evict some of the blocks that a finished request has left."""
-    for index in indices:
-        block = kv.pool.find((request.block_hashes[index], group))
-        assert block is not None
-        kv.pool._evict(block)
-
-
-@pytest.mark.parametrize(
-    ("window", "needed"),
-    [(2, 1), (4, 1), (5, 1), (6, 2), (8, 2), (9, 2), (10, 3)],
-)
-def test_window_needs_exactly_the_blocks_that_the_next_token_looks_at(
-    make_kv: MakeKV, make_request: MakeRequest, run: MakeRequest, window: int, needed: int
-) -> None:
-    """The next token is in its own window, so a window of w needs w - 1 cached tokens before it."""
-    kv = make_kv(20, 4, window)
-    request = run(kv, range(20))
-    kv.free(request)
-    forget_blocks(kv, request, 0, list(range(5 - needed)))
-    hit = kv.find_prefix(make_request([*range(20), 0]))
-    assert hit.num_tokens == 20
-    assert [block.block_id == 0 for block in hit.blocks[0]] == [True] * (5 - needed) + [False] * needed
-    forget_blocks(kv, request, 0, [5 - needed])
-    assert cached_tokens(kv, make_request([*range(20), 0])) == 0
-
-
-def test_window_hit_from_the_start_may_be_shorter_than_the_window(
-    make_kv: MakeKV, make_request: MakeRequest, run: MakeRequest
-) -> None:
-    kv = make_kv(20, 4, 100)
-    kv.free(run(kv, range(13)))
-    assert cached_tokens(kv, make_request([*range(12), 99, 99])) == 12
-
-
-def test_window_hit_uses_an_earlier_run_when_the_last_one_is_broken(
-    make_kv: MakeKV, make_request: MakeRequest, run: MakeRequest
-) -> None:
-    kv = make_kv(20, 4, 9)
-    request = run(kv, range(28))
-    kv.free(request)
-    forget_blocks(kv, request, 0, [0, 5])
-    hit = kv.find_prefix(make_request([*range(28), 0]))
-    assert hit.num_tokens == 20
-    assert [block.block_id == 0 for block in hit.blocks[0]] == [True, True, True, False, False]
-
-
-def test_window_of_one_token_needs_nothing_cached(make_kv: MakeKV, make_request: MakeRequest, run: MakeRequest) -> None:
-    """An older block that happens to be cached must not shorten the hit."""
-    kv = make_kv(20, 4, 1)
-    assert cached_tokens(kv, make_request(range(25))) == 24
-    kv.free(run(kv, range(20)))
-    assert cached_tokens(kv, make_request(range(25))) == 24
-
-
-def test_hybrid_hit_is_one_that_all_groups_have(make_kv: MakeKV, make_request: MakeRequest, run: MakeRequest) -> None:
-    """A shorter answer of one group makes the others look again, until all agree."""
-    kv = make_kv(60, 4, None, 5, 9)
-    request = run(kv, range(32))
-    kv.free(request)
-    forget_blocks(kv, request, 0, [7])  # full: at most 7 blocks
-    forget_blocks(kv, request, 1, [6, 4])  # window 5, one block: an end at 6, 4, ...
-    forget_blocks(kv, request, 2, [5])  # window 9, two blocks: not 6 or 7, but 5 and less
-    hit = kv.find_prefix(make_request([*range(32), 0]))
-    assert hit.num_tokens == 16
-    assert [[block.block_id == 0 for block in blocks] for blocks in hit.blocks] == [
-        [False] * 4,
-        [True] * 3 + [False],
-        [True] * 2 + [False] * 2,
-    ]
-
-
-def test_hybrid_groups_have_blocks_of_their_own(make_kv: MakeKV, run: MakeRequest) -> None:
-    kv = make_kv(10, 4, None, 100)
-    request = run(kv, range(8))
-    full, sliding = kv.block_ids(request.request_id)
-    assert not set(full) & set(sliding)
-    assert kv.num_free_blocks == 6
 
 
 def test_lookup_has_no_side_effects(make_kv: MakeKV, make_request: MakeRequest, run: MakeRequest) -> None:

@@ -40,7 +40,7 @@ class RecordingModel:
     def finish_loading(self) -> list[str]:
         return self._model.finish_loading()
 
-    def rotary_tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotary_tables(self, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return self._model.rotary_tables(positions)
 
     def forward(self, inputs: ModelInputs, context: StepContext) -> torch.Tensor:
@@ -71,7 +71,8 @@ class Engine:
         kv_config = plan_kv_cache(
             model.config,
             CacheConfig(num_blocks=num_blocks, block_size=block_size),
-            most_useful_tokens=0,
+            SchedulerConfig(**config),
+            max_model_len=256,
             available_memory=backend.available_memory,
         )
         self.kv = KVCacheManager(kv_config, enable_prefix_caching=caching)

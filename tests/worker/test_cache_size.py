@@ -7,22 +7,29 @@ from typing import Any
 import pytest
 
 from ksana.errors import UsageError
+from ksana.kernels.base import KernelBackend
 from ksana.testing.random_llama import random_model_config
-from ksana.types.config import CacheConfig
+from ksana.types.config import CacheConfig, SchedulerConfig
 from ksana.types.kv import KVCacheConfig
-from ksana.worker.cache_size import plan_kv_cache
+from ksana.worker.cache_size import check_kv_cache_dtype, plan_kv_cache
 
 BLOCK_BYTES = 2 * (2 * 16 * 2 * 8 * 4)
 """Two layers, keys and values, 16 tokens, 2 heads of 8 float32 numbers."""
 
 
 def plan(
-    *, memory: int = 10**9, useful: int = 10**9, windows: tuple[int | None, ...] = (), **cache: Any
+    *,
+    memory: int = 10**9,
+    longest: int = 10**6,
+    limits: SchedulerConfig | None = None,
+    windows: tuple[int | None, ...] = (),
+    **cache: Any,
 ) -> KVCacheConfig:
     return plan_kv_cache(
         random_model_config(sliding_windows=windows),
         CacheConfig(**cache),
-        most_useful_tokens=useful,
+        limits or SchedulerConfig(),
+        max_model_len=longest,
         available_memory=lambda: memory,
     )
 
@@ -37,10 +44,7 @@ def test_upper_limit_in_bytes() -> None:
 
 
 def test_no_more_than_the_requests_can_fill() -> None:
-    assert plan(useful=161).num_blocks == 11 + 1
-    hybrid = plan(useful=160, windows=(None, 8))
-    assert len(hybrid.groups) == 2
-    assert hybrid.num_blocks == 2 * 10 + 1
+    assert plan(longest=41, limits=SchedulerConfig(max_num_seqs=4)).num_blocks == 4 * 3 + 1
 
 
 def test_number_of_blocks_can_be_set_and_the_memory_is_not_asked() -> None:
@@ -48,24 +52,81 @@ def test_number_of_blocks_can_be_set_and_the_memory_is_not_asked() -> None:
         raise NotImplementedError
 
     config = plan_kv_cache(
-        random_model_config(), CacheConfig(num_blocks=7), most_useful_tokens=1, available_memory=fail
+        random_model_config(), CacheConfig(num_blocks=7), SchedulerConfig(), max_model_len=1, available_memory=fail
     )
     assert config.num_blocks == 7 + 1, "the null block comes on top"
 
 
+SMALL = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64)
+
+
+def window_blocks(**options: Any) -> int:
+    """Usable blocks of a window of 40 tokens, which are 3 blocks, beside full attention."""
+    return plan(**{"windows": (None, 40), "limits": SMALL, **options}).groups[1].num_blocks - 1
+
+
+def test_windows_have_blocks_for_all_requests_and_a_step() -> None:
+    assert window_blocks(num_blocks=1000) == 4 * (3 + 2) + 4
+    overlapping = SMALL.model_copy(update={"enable_async": True})
+    assert window_blocks(num_blocks=1000, limits=overlapping) == 4 * (3 + 2) + 8
+
+
+def test_windows_never_have_more_blocks_than_full_attention() -> None:
+    assert window_blocks(num_blocks=10) == 10
+
+
+def test_ratio_of_window_blocks_can_be_set_but_one_request_always_fits() -> None:
+    assert window_blocks(num_blocks=1000, swa_block_num_ratio=0.1) == 100
+    assert window_blocks(num_blocks=1000, swa_block_num_ratio=1.0) == 1000
+    assert window_blocks(num_blocks=1000, swa_block_num_ratio=0.001) == 3 + 2 + 4
+
+
+def test_memory_is_that_of_both_kinds_of_blocks() -> None:
+    layer = BLOCK_BYTES // 2
+    config = plan(max_bytes=200 * layer, windows=(None, 40), limits=SMALL)
+    assert [group.num_blocks for group in config.groups] == [200 - 25, 25]
+    assert config.num_bytes == 200 * layer
+    config = plan(max_bytes=30 * layer, windows=(None, 40), limits=SMALL)
+    assert [group.num_blocks for group in config.groups] == [15, 15], "as many of each where there is little"
+
+
+def test_model_whose_layers_all_have_a_window_uses_all_memory_for_it() -> None:
+    """What is not needed at once keeps prefixes. Blocks that order the sequence take no memory, and never run out."""
+    config = plan(max_bytes=100 * BLOCK_BYTES, windows=(40, 40), limits=SMALL, longest=1000)
+    assert [group.num_blocks for group in config.groups] == [100]
+    assert config.num_logical_blocks == 4 * 63 + 1
+    assert plan(num_blocks=9, windows=(40, 40), limits=SMALL).groups[0].num_blocks == 10
+
+
+def test_plan_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        plan(num_blocks=1000, windows=(None, 40), limits=SMALL)
+    assert "1000 blocks of 16 tokens, 24 for windows of 40 tokens, in float32, " in caplog.text
+
+
 def test_planned_bytes_are_those_of_the_layout() -> None:
-    assert plan(num_blocks=1).bytes_per_block == BLOCK_BYTES
-    assert plan(num_blocks=1, windows=(None, 8)).bytes_per_block == BLOCK_BYTES // 2
-    assert plan(num_blocks=1, block_size=32).bytes_per_block == 2 * BLOCK_BYTES
+    assert plan(num_blocks=1).num_bytes == 2 * BLOCK_BYTES
+    assert plan(num_blocks=1, windows=(None, 8)).num_bytes == 2 * BLOCK_BYTES
+    assert plan(num_blocks=1, block_size=32).num_bytes == 4 * BLOCK_BYTES
 
 
 def test_eight_bit_caches_take_a_byte_for_each_number() -> None:
     """The model is in float32: a quarter of its bytes, and four times the blocks of a share of memory."""
     for name, dtype in (("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")):
         config = plan(memory=100 * BLOCK_BYTES, memory_fraction=0.5, kv_cache_dtype=name)
-        assert config.bytes_per_block == BLOCK_BYTES // 4
+        assert config.groups[0].bytes_per_block == BLOCK_BYTES // 4
         assert config.num_blocks == 200
         assert {group.spec.dtype for group in config.groups} == {dtype}
+
+
+def test_a_backend_without_such_a_cache_is_named() -> None:
+    """Before any weight is loaded."""
+    model, backend = random_model_config(), KernelBackend()
+    check_kv_cache_dtype(model, CacheConfig(), backend)
+    with pytest.raises(
+        UsageError, match="--kv-cache-dtype fp8_e5m2: kernel backend 'torch' has no such cache for a float32 model"
+    ):
+        check_kv_cache_dtype(model, CacheConfig(kv_cache_dtype="fp8_e5m2"), backend)
 
 
 @pytest.mark.parametrize("memory", [0, BLOCK_BYTES, 5 * BLOCK_BYTES])
