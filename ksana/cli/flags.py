@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -177,7 +178,13 @@ def _off_flag(field: Field) -> str:
 def _metavar(field: Field) -> str:
     if field.choices:
         return "{" + ",".join(field.choices) + "}"
-    return "N" if field.type in (int, float) else field.flag.rsplit("-", 1)[-1].upper()
+    if field.type in (int, float):
+        return "N"
+    for kind, word in (("file", "FILE"), ("folder", "DIR")):
+        if re.match(rf"(\w+:? )?{kind}\b", field.help):
+            return word
+    word = field.path[-1].rsplit("_", 1)[-1].upper()
+    return word.removesuffix("S") if field.is_list else word
 
 
 def _help(field: Field, default: str) -> str:

@@ -24,7 +24,7 @@ class OptionRegistry:
         self._fields: dict[Path, Field] = {}
         self._owners: dict[str, str] = {field.flag: self._owner for field in core_fields().values()}
 
-    def add(self, group: str, name: str, type: Any, *, default: Any, help: str, flag: str = "") -> None:
+    def add(self, group: str, name: str, type: Any, *, default: Any, help: str, flag: str = "", env: str = "") -> None:
         """Add an option; its value is found in ``config.plugin_options[group][name]``.
 
         Args:
@@ -36,6 +36,7 @@ class OptionRegistry:
             default: value if nobody sets it; must be valid.
             help: one line for ``--help``.
             flag: a flag that operators know the option by, instead of the one made of group and name.
+            env: an environment variable that they know it by, likewise.
 
         Raises:
             PluginLoadError: the name is malformed, the default invalid, or the option exists already.
@@ -58,7 +59,7 @@ class OptionRegistry:
             reason = error.errors()[0]["msg"]
             raise PluginLoadError(f"plugin {self._owner!r}: the default of {flag} is invalid: {reason}") from error
         path = (PLUGIN_OPTIONS, group, name)
-        self._fields[path] = Field(path, type, default, help, flag, env_name(group, name))
+        self._fields[path] = Field(path, type, default, help, flag, env or env_name(group, name))
         self._owners[flag] = self._owner
 
     def fields(self) -> dict[Path, Field]:

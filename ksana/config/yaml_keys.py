@@ -49,6 +49,23 @@ def _memory_ratio(value: Any) -> Any:
     return None if value == -1 else value  # -1: the original's word for automatic
 
 
+def _unless(default: Any) -> Callable[[Any], Any]:
+    """The value, but nothing if it is what holds anyway."""
+    return lambda value: None if value == default else value
+
+
+def _preempt_mode(mode: Any) -> str:
+    if isinstance(mode, bool) or mode not in (0, 1):
+        raise ValueError("must be 0 (swap) or 1 (recompute)")
+    return "recompute" if mode else "swap"
+
+
+def _gigabytes_to_bytes(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError("must be a number of gigabytes")
+    return int(value * 2**30) or None
+
+
 def _collector(url: Any) -> str:
     if not isinstance(url, str):
         raise TypeError("must be a URL")
@@ -70,16 +87,13 @@ def _speculative_method(enabled: Any) -> str | None:
 _NO_TENSOR_PARALLEL = "tensor parallelism is not available in this version"
 _NO_PIPELINE = "pipeline parallelism is not available in this version"
 _NO_EXPERT = "expert parallelism is not available in this version"
-_NO_SWAP = "there are no host blocks: a preempted request is computed again"
 _NO_DRAFT_LAYERS = "drafting with layers of the model is not available in this version; see speculation.method"
 _NO_PD = "prefill and decode on separate nodes is not available in this version"
 _NO_GPTQ = "weights quantised by GPTQ are not available in this version"
 _OWN_QUANTIZATION = "the methods here are those of model.quantization: int8, int4, stored"
-_NO_GLOBAL_CACHE = "a global cache is not available in this version"
 _ONE_SCHEDULER = "there is one scheduler, with continuous batching"
 _ONE_STEP_AHEAD = "one step is planned ahead, with enable_async"
 _NO_CUDA_KNOB = "it chooses a CUDA kernel; there is no CUDA backend in this version"
-_NO_WATER_MARKS = "the scheduler needs no spare blocks per request"
 _PER_REQUEST = "it is an option of each request"
 
 
@@ -109,16 +123,16 @@ _BATCH_SCHEDULER = {
     "split_fuse_token_num": MappedKey(("scheduler", "split_fuse_token_num")),
     "enable_auto_prefix_cache": MappedKey(("cache", "enable_prefix_caching")),
     "schedule_strategy": RefusedKey(_ONE_SCHEDULER, (0,)),
-    "scheduler_type": RefusedKey(_ONE_SCHEDULER, (0,)),
+    "scheduler_type": RefusedKey(_ONE_SCHEDULER, (0, 1)),  # 1: what the original needs for the global cache
     "pp_multibatch_wb_strategy": RefusedKey(_NO_PIPELINE, (0, "NO_WB")),
     "max_pretransfer_batch_size": RefusedKey(_NO_PD, (64,)),
     "transfer_layer_chunk_size": RefusedKey(_NO_PD, (1,)),
     "max_pp_batch_num": RefusedKey(_NO_PIPELINE, (1,)),
-    "swapout_block_threshold": RefusedKey(_NO_WATER_MARKS, (1,)),
-    "swapin_block_threshold": RefusedKey(_NO_WATER_MARKS, (2,)),
-    "launch_block_threshold": RefusedKey(_NO_WATER_MARKS, (2,)),
-    "preempt_mode": RefusedKey("the modes are 0 and 1, and without host blocks both compute again", (0, 1)),
-    "swap_threadpool_size": RefusedKey(_NO_SWAP, (2,)),
+    "swapout_block_threshold": MappedKey(("scheduler", "swapout_block_threshold")),
+    "swapin_block_threshold": MappedKey(("scheduler", "swapin_block_threshold")),
+    "launch_block_threshold": MappedKey(("scheduler", "launch_block_threshold")),
+    "preempt_mode": MappedKey(("scheduler", "preempt_mode"), _preempt_mode),
+    "swap_threadpool_size": MappedKey(("cache", "swap_threads")),
     "min_flexible_cache_num": RefusedKey("flexible caching is not available in this version", (0,)),
     "enable_speculative_decoding": MappedKey(("speculation", "method"), _speculative_method),
     "speculative_method": RefusedKey("other methods than trie are named by speculation.method", ("", "trie")),
@@ -138,12 +152,14 @@ _BLOCK_MANAGER = {
     "block_token_num": MappedKey(("cache", "block_size")),
     "block_device_memory_ratio": MappedKey(("cache", "memory_fraction"), _memory_ratio),
     "reserved_device_memory_ratio": RefusedKey("use block_device_memory_ratio", (0.01,)),
-    "block_host_memory_factor": RefusedKey(_NO_SWAP, (0, 2)),
-    "host_pool_size_gb": RefusedKey(_NO_SWAP, (0,)),
+    "block_host_memory_factor": MappedKey(("cache", "host_memory_factor")),
+    "host_pool_size_gb": MappedKey(("cache", "host_max_bytes"), _gigabytes_to_bytes),
     "dynamic_reusable_memory_ratio": RefusedKey("blocks are shared by all requests as it is", (1,)),
     "enable_block_checksum": RefusedKey("block checksums are not available in this version", (False,)),
-    "cache_manager.swa_block_num_ratio": RefusedKey("sliding-window layers share the pool of blocks", (0.1, 0)),
-    "cache_manager.enable_non_contiguous_swa_mode": RefusedKey("the layout follows from the model", (False,)),
+    "cache_manager.swa_block_num_ratio": MappedKey(("cache", "swa_block_num_ratio")),
+    "cache_manager.enable_non_contiguous_swa_mode": RefusedKey(
+        "blocks of a window never are contiguous", (False, True)
+    ),
 }
 
 _OTHER_SETTINGS = {
@@ -163,7 +179,26 @@ _OTHER_SETTINGS = {
     "tokenization.add_special_tokens": RefusedKey(_PER_REQUEST, (True,)),
     "tokenization.skip_special_tokens": RefusedKey(_PER_REQUEST, (True,)),
     "connector": RefusedKey(_NO_PD, ({}, {"group_role": "none"})),
-    "global_cache_connector": RefusedKey(_NO_GLOBAL_CACHE, ({}, {"service_endpoint": ""})),
+}
+
+_GLOBAL_CACHE_DEFAULTS = {
+    "service_endpoint": "",
+    "master_server_addr": "127.0.0.1:50051",
+    "backend_type": "mooncake",
+    "protocol": "tcp",
+    "rdma_devices": "",
+    "role": "",
+    "timeout_ms": 5000,
+    "max_retry": 3,
+    "fetch_thread_num": 4,
+    "global_segment_size": 16 << 20,
+    "local_buffer_size": 16 << 20,
+}
+"""Of the options of ksana-mooncake. A file that spells them out works where that is not installed."""
+
+_GLOBAL_CACHE = {
+    name: MappedKey(("plugin_options", "mooncake", name), _unless(default))
+    for name, default in _GLOBAL_CACHE_DEFAULTS.items()
 }
 
 _MODEL_SPEC = {
@@ -185,6 +220,7 @@ ORIGINAL_KEYS: dict[str, MappedKey | RefusedKey] = {
     **_below("setting.batch_scheduler", _BATCH_SCHEDULER),
     **_below("setting.block_manager", _BLOCK_MANAGER),
     **_below("setting", _OTHER_SETTINGS),
+    **_below("setting.global_cache_connector", _GLOBAL_CACHE),
     **_below("model_spec", _MODEL_SPEC),
 }
 """Every key of the original by its dotted name."""

@@ -18,11 +18,15 @@ from ksana.engine.compute_thread import ComputeThread
 from ksana.engine.context import ProcessingContext
 from ksana.engine.core import EngineCore
 from ksana.engine.free_memory import return_free_memory
+from ksana.engine.kv_connectors import create_kv_connector
+from ksana.engine.kv_events import KVEventStream, open_event_stream
 from ksana.engine.output_processor import OutputProcessor
 from ksana.engine.trace import EngineTrace, NoTrace
 from ksana.errors import ModelLoadError, UsageError
 from ksana.kernels.selection import KernelBackendInfo, select_backend
 from ksana.kv import KVCacheManager
+from ksana.kv.observer import KVCacheObserver
+from ksana.models.kv_scales import load_kv_scales
 from ksana.models.locate import resolve_model
 from ksana.plugin.manager import KsanaPluginManager
 from ksana.plugin.model_dir import find_model_dir_plugin, register_model_dir_plugin
@@ -31,7 +35,7 @@ from ksana.scheduling.drafter import Drafter
 from ksana.scheduling.speculation import Speculator
 from ksana.text.chat_template import ChatTemplate
 from ksana.text.tokenizer import Tokenizer
-from ksana.types.config import KsanaConfig, SpeculationConfig
+from ksana.types.config import CacheConfig, KsanaConfig, SpeculationConfig
 from ksana.types.kv import KVCacheConfig
 from ksana.types.model import ModelConfig
 
@@ -69,19 +73,27 @@ def assemble(config: KsanaConfig, plugins: KsanaPluginManager) -> EngineParts:
     path = config.telemetry.trace
     trace = EngineTrace(path) if path else NoTrace()  # first of all: loading takes long, a wrong path does not
     thread = ComputeThread() if config.scheduler.enable_async else None
+    events: KVEventStream | None = None
     try:
+        events = open_event_stream(config.kv_events, plugins)
         if thread is None:
-            return _assemble(config, plugins, trace, None)
-        return thread.submit(lambda: _assemble(config, plugins, trace, thread)).result()
+            return _assemble(config, plugins, trace, events, None)
+        return thread.submit(lambda: _assemble(config, plugins, trace, events, thread)).result()
     except BaseException:
         if thread is not None:
             thread.stop()
+        if events is not None:
+            events.publisher.close()
         trace.close()
         raise
 
 
 def _assemble(
-    config: KsanaConfig, plugins: KsanaPluginManager, trace: NoTrace, compute_thread: ComputeThread | None
+    config: KsanaConfig,
+    plugins: KsanaPluginManager,
+    trace: NoTrace,
+    events: KVEventStream | None,
+    compute_thread: ComputeThread | None,
 ) -> EngineParts:
     """Build everything, on the thread that is to compute."""
     started = time.monotonic()
@@ -108,18 +120,28 @@ def _assemble(
     kv_config = plan_kv_cache(
         model_config,
         config.cache,
-        most_useful_tokens=config.scheduler.max_num_seqs * max_model_len,
+        config.scheduler,
+        max_model_len=max_model_len,
         available_memory=backend.available_memory,
     )
-    scheduler = _create_scheduler(config, kv_config, speculator)
+    recorder = None if events is None else events.recorder(kv_config)
+    kv = _create_kv_manager(config.cache, kv_config, recorder)
+    connector = create_kv_connector(config, model_config, path, kv_config, backend.name, plugins)
+    scheduler_side = None if connector is None else connector.create_scheduler(kv)
+    scheduler = Scheduler(
+        config.scheduler, kv, speculator=speculator, connector=scheduler_side, transfer_config=config.kv_transfer
+    )
     max_model_len = _fit_to_cache(max_model_len, scheduler)
+    cache = backend.allocate_kv_cache(kv_config)
+    worker_side = None if connector is None else connector.create_worker(cache)
     runner = ModelRunner(
         model,
         backend,
-        backend.allocate_kv_cache(kv_config),
+        cache,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=max_model_len,
         processors=_create_processors(model_config, tokenizer, plugins),
+        connector=worker_side,
     )
     outputs = OutputProcessor(tokenizer)
     core = EngineCore(
@@ -130,6 +152,8 @@ def _assemble(
         check_integrity=config.cache.check_integrity,
         compute_thread=compute_thread,
         trace=trace,
+        events=recorder,
+        closing=[side.shutdown for side in (scheduler_side, worker_side) if side is not None],
     )
     return_free_memory()
     logger.info("engine ready in %.1f s, for up to %d tokens a request", time.monotonic() - started, max_model_len)
@@ -147,6 +171,7 @@ def _load_model_config(path: Path, config: KsanaConfig, plugins: KsanaPluginMana
         model_config,
         quantization=options.quantization,
         quantization_group_size=options.quantization_group_size,
+        kv_scales=load_kv_scales(path, config.cache, model_config.num_layers),
     )
 
 
@@ -229,10 +254,15 @@ def _create_speculator(config: SpeculationConfig, plugins: KsanaPluginManager) -
     return Speculator(drafter, config)
 
 
-def _create_scheduler(config: KsanaConfig, kv_config: KVCacheConfig, speculator: Speculator | None) -> Scheduler:
-    cache = config.cache
-    kv = KVCacheManager(kv_config, enable_prefix_caching=cache.enable_prefix_caching, hash_seed=cache.prefix_hash_seed)
-    return Scheduler(config.scheduler, kv, speculator=speculator)
+def _create_kv_manager(
+    cache: CacheConfig, kv_config: KVCacheConfig, observer: KVCacheObserver | None
+) -> KVCacheManager:
+    return KVCacheManager(
+        kv_config,
+        enable_prefix_caching=cache.enable_prefix_caching,
+        hash_seed=cache.prefix_hash_seed,
+        observer=observer,
+    )
 
 
 def _fit_to_cache(max_model_len: int, scheduler: Scheduler) -> int:

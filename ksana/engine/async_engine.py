@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any
 
 from ksana.engine.admission import Admission
@@ -40,6 +41,9 @@ _INLINE_OVERHEAD = 64
 """What tokenising a prompt costs beside its length, in characters."""
 
 _POLL_INTERVAL_S = 0.02
+
+_COMMAND_TIMEOUT_S = 60.0
+"""For the engine's thread to come to a command between two steps."""
 
 
 class AsyncEngine:
@@ -184,6 +188,19 @@ class AsyncEngine:
                 stream.abort()
             raise
         return streams
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget all cached prefixes, those that KV connectors keep included; returns how many blocks of the cache.
+
+        Raises:
+            EngineDeadError: the engine has stopped, or does not answer.
+        """
+        done: Future[int] = Future()
+        self._loop.post(lambda core: done.set_result(core.scheduler.reset_prefix_cache()))
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(done), _COMMAND_TIMEOUT_S if self.is_alive else 0)
+        except asyncio.TimeoutError:
+            raise self._death() from None
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is unfinished; False if that took longer than ``timeout_s`` seconds."""

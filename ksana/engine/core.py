@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ksana.engine.compute_thread import ComputeThread
@@ -18,6 +19,8 @@ from ksana.types.step import SchedulerOutput
 
 if TYPE_CHECKING:
     import pluggy
+
+    from ksana.kv_events.recorder import KVEventRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,8 @@ class EngineCore:
         check_integrity: verify the block tables whenever the last request has ended.
         compute_thread: where the executor computes; it was made there too. The core ends it.
         trace: hears of requests and steps.
+        events: what the scheduler's KV cache tells of its content; told after every step.
+        closing: called in order when the core is closed: what else has threads, files or connections.
 
     Attributes:
         stats: what has been counted so far.
@@ -49,6 +54,8 @@ class EngineCore:
         check_integrity: bool = False,
         compute_thread: ComputeThread | None = None,
         trace: NoTrace | None = None,
+        events: KVEventRecorder | None = None,
+        closing: Sequence[Callable[[], None]] = (),
     ) -> None:
         self.scheduler = scheduler
         self.stats = EngineStats(scheduler)
@@ -56,11 +63,19 @@ class EngineCore:
         self._hook = hook
         self._check_integrity = check_integrity
         self._trace = trace or NoTrace()
+        self._events = events
+        self._closing = closing
+        self._only_transfers = False
         self._pipeline = StepPipeline(executor, compute_thread, self._trace)
 
     def has_work(self) -> bool:
         """True if :meth:`step` would do something."""
         return len(self._pipeline) > 0 or self.scheduler.has_work()
+
+    @property
+    def only_transfers(self) -> bool:
+        """True if there was nothing to compute in the last step: what is waited for is under way elsewhere."""
+        return self._only_transfers
 
     def add(self, request: Request) -> None:
         """Queue a request and those that wait for its prompt. Raises RequestError if there is no place for them."""
@@ -90,16 +105,27 @@ class EngineCore:
         started, started_s = self._trace.now(), time.monotonic()
         step = self.scheduler.schedule()
         if not step.is_empty:
-            self._trace.step_scheduled(started, step, self.scheduler)
-            self.stats.step_scheduled(started_s, step)
+            if not step.only_transfers:
+                self._trace.step_scheduled(started, step, self.scheduler)
+                self.stats.step_scheduled(started_s, step)
             self._pipeline.submit(step)
-        if self._pipeline.is_full or (step.is_empty and len(self._pipeline)):
+        if self._pipeline.is_full or (step.only_transfers and len(self._pipeline)):
             deltas += self._collect()
+        self._only_transfers = step.only_transfers and not len(self._pipeline)
+        if self._events is not None:
+            self._events.flush()
         return deltas
 
     def close(self) -> None:
         """Stop computing, after the step that is being computed. Requests that have not ended are left as they are."""
         self._pipeline.close()
+        for close in self._closing:
+            try:
+                close()
+            except Exception:
+                logger.exception("something did not close")
+        if self._events is not None:
+            self._events.close()
         self._trace.close()
 
     def _collect(self) -> list[OutputDelta]:
@@ -107,7 +133,8 @@ class EngineCore:
         started = self._trace.now()
         if isinstance(output, Exception):
             return self._fail_step(step, output)
-        deltas = self._fail_broken(output.broken_request_ids) + self._fail_banned(output.banned_request_ids)
+        deltas = [self._finish(request) for request in self.scheduler.take_in_transfers(step, output)]
+        deltas += self._fail_broken(output.broken_request_ids) + self._fail_banned(output.banned_request_ids)
         self._outputs.capture(output.captured)
         updates = self.scheduler.update_from_output(step, output)
         self.stats.step_processed(step, output, updates, self._pipeline.compute_seconds)

@@ -6,9 +6,11 @@ import time
 from collections import deque
 from collections.abc import Container
 from dataclasses import replace
+from typing import Any
 
 from ksana.engine.output_processor import OutputDelta
 from ksana.scheduling import RequestUpdate, Scheduler
+from ksana.scheduling.kv_transfers import KVTransfers
 from ksana.types.output import FinishReason
 from ksana.types.request import Request
 from ksana.types.stats import EngineSnapshot, StepStats
@@ -105,16 +107,18 @@ class EngineStats:
 
     def snapshot(self) -> EngineSnapshot:
         """The engine now. Safe on any thread: what is copied while the engine counts is copied in one call of C."""
-        scheduler, pool, counted = self._scheduler, self._scheduler.kv.pool, self._counted
-        free, cached = pool.num_free_blocks, pool.num_free_cached_blocks
+        scheduler, kv, counted = self._scheduler, self._scheduler.kv, self._counted
+        free, cached = kv.num_free_blocks, kv.num_free_cached_blocks
         return replace(
             counted,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            blocks_used=pool.num_usable_blocks - free,
+            blocks_used=kv.num_usable_blocks - free,
             blocks_cached=cached,
             blocks_free=free - cached,
             preemptions=scheduler.num_preemptions,
+            **_transfer_counts(scheduler.transfers),
+            external_cached_tokens=counted.external_cached_tokens.copy(),
             finished=counted.finished.copy(),
             errors=counted.errors.copy(),
             time_to_first_token=counted.time_to_first_token.copy(),
@@ -127,7 +131,8 @@ class EngineStats:
         )
 
     def _request_started(self, request: Request, *, shares_prompt: bool) -> None:
-        counted, num_cached = self._counted, request.num_cached_tokens
+        counted, num_external = self._counted, request.num_external_tokens
+        num_cached = request.num_cached_tokens - num_external
         self._starting[request.request_id] = request
         if request.first_scheduled_time is not None:
             counted.queue_time.observe(request.first_scheduled_time - request.arrival_time)
@@ -135,6 +140,9 @@ class EngineStats:
             return  # another sequence of the same request has computed it
         counted.prompt_tokens += request.num_prompt_tokens
         counted.cached_tokens += num_cached
+        if num_external:
+            by_tier, tier = counted.external_cached_tokens, request.external_tier
+            by_tier[tier] = by_tier.get(tier, 0) + num_external
         counted.prefix_queries += 1
         if num_cached > 0:
             counted.prefix_hits += 1
@@ -165,6 +173,18 @@ class EngineStats:
                 counted.inter_token_latency.observe(own_interval)
             elif request is not None:
                 counted.time_to_first_token.observe(now - request.arrival_time)
+
+
+def _transfer_counts(transfers: KVTransfers | None) -> dict[str, Any]:
+    """Fields of a snapshot."""
+    if transfers is None:
+        return {}
+    return {
+        "swaps_out": transfers.swaps_out,
+        "swaps_in": transfers.swaps_in,
+        "load_failures": transfers.load_failures,
+        "load_time": transfers.load_time.copy(),
+    }
 
 
 class TokenIntervals:

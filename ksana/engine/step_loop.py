@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 _JOIN_TIMEOUT_S = 60.0
 
+_POLL_INTERVAL_S = 0.002
+"""Between two looks at transfers, while there is nothing to compute."""
+
 
 class StepLoop:
     """Builds the core on a thread of its own, then steps it there, and sleeps when there is nothing to do.
@@ -87,11 +90,13 @@ class StepLoop:
             core.close()
 
     def _work_off_inbox(self, core: EngineCore) -> bool:
-        """Returns False when told to stop. Blocks only if there is nothing else to do."""
-        block = not core.has_work()
+        """Returns False when told to stop. Blocks only if there is nothing else to do, for ever or for a moment."""
+        block, timeout = not core.has_work(), None
+        if not block and core.only_transfers:
+            block, timeout = True, _POLL_INTERVAL_S
         while True:
             try:
-                command = self._inbox.get(block=block)
+                command = self._inbox.get(block, timeout)
             except queue.Empty:
                 return True
             if command is None:

@@ -89,8 +89,7 @@ class EngineTrace(NoTrace):
             self._enter(new.request_id, "prefill", now)
         counts = step.num_scheduled_tokens
         num_tokens, num_prefill = sum(counts.values()), self._num_prefill_tokens(step, scheduler)
-        pool = scheduler.kv.pool
-        blocks = pool.num_usable_blocks - pool.num_free_blocks
+        blocks = scheduler.kv.num_usable_blocks - scheduler.kv.num_free_blocks
         size = {
             "step": step.number,
             "requests": len(counts),
@@ -105,11 +104,15 @@ class EngineTrace(NoTrace):
         self._count("blocks in use", now, {"blocks": blocks})
 
     def step_executed(self, started: int, step: SchedulerOutput) -> None:
+        if step.only_transfers:
+            return
         counts = step.num_scheduled_tokens
         size = {"step": step.number, "requests": len(counts), "tokens": sum(counts.values())}
         self._emit(self._slice("execute", _COMPUTING, started, self.now(), size))
 
     def step_processed(self, started: int, step: SchedulerOutput, updates: list[RequestUpdate]) -> None:
+        if step.only_transfers:
+            return
         ended = self.now()
         if self._prefilling:
             for update in updates:

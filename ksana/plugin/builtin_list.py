@@ -8,6 +8,8 @@ BUILTIN_PLUGINS = {
     "grammar": "ksana.builtins.grammar",
     "hf_models": "ksana.builtins.hf_models",
     "hf_tokenizers": "ksana.builtins.hf_tokenizers",
+    "kv_connectors": "ksana.builtins.kv_connectors",
+    "kv_events": "ksana.builtins.kv_events",
     "logits_processors": "ksana.builtins.logits_processors",
     "native_api": "ksana.builtins.native_api",
     "page": "ksana.builtins.page",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ksana.kv.manager import KVCacheManager
 from ksana.scheduling.beam_search import BeamSearch
+from ksana.types.kv import BlockCounts
 from ksana.types.request import Request
 from ksana.types.step import BeamCandidates, BlockTableUpdate, NewRequestData, SchedulerOutput
 
@@ -39,7 +40,7 @@ class BeamGroup:
         """True if that is one of the beams."""
         return any(beam.request_id == request_id for beam in self.beams)
 
-    def needed_blocks(self, kv: KVCacheManager, max_chunk: int) -> int:
+    def needed_blocks(self, kv: KVCacheManager, max_chunk: int) -> BlockCounts:
         """Most blocks, of all beams together, until each has a token more than now."""
         leader = self._leader
         num_tokens = leader.num_tokens + (len(self._tails[0]) if self._tails else 0) + 1

@@ -44,6 +44,13 @@ class RequestQueue:
             raise ValueError(f"{request} is not in the queue")
         del self._requests[index]
 
+    def discard(self, request: Request) -> bool:
+        """Take out if it is in the queue; returns whether it was."""
+        if request not in self._requests:
+            return False
+        self.remove(request)
+        return True
+
     def pop_last(self) -> Request:
         """Take out the last one."""
         return self._requests.pop()

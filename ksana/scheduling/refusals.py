@@ -25,7 +25,7 @@ def never_fits_error(request: Request, kv: KVCacheManager) -> RequestError:
     beams = f" for each of {num_beams} beams" if num_beams > 1 else ""
     return RequestError(
         f"prompt and output of up to {request.max_total_tokens} tokens{beams} can never fit the KV cache of "
-        f"{kv.pool.num_usable_blocks} blocks of {kv.block_size} tokens",
+        f"{kv.num_usable_blocks} blocks of {kv.block_size} tokens",
         code="kv_capacity",
         ksana_code=KsanaCode.LENGTH_EXCEEDED,
     )
@@ -44,6 +44,17 @@ def waited_too_long_error(config: SchedulerConfig) -> RequestError:
         type="server_error",
         code="timeout",
         ksana_code=KsanaCode.TIMEOUT,
+    )
+
+
+def load_failed_error() -> RequestError:
+    """Blocks of the request did not come, and the operator does not want them computed here."""
+    return RequestError(
+        "the keys and values of the prompt could not be loaded",
+        status=500,
+        type="server_error",
+        code="kv_load_failed",
+        ksana_code=KsanaCode.RUNTIME_FAILED,
     )
 
 

@@ -35,6 +35,7 @@ _COUNTERS = {
     "ksana_prefix_cache_queries": ("prefix_queries", "Requests that looked for their prompt in the prefix cache."),
     "ksana_prefix_cache_hits": ("prefix_hits", "Requests that found a part of their prompt there."),
     "ksana_prefix_cache_full_hits": ("full_prefix_hits", "Requests that found all but the last block of it there."),
+    "ksana_kv_load_failures": ("load_failures", "Loads of KV connectors that brought too little, or too late."),
     "ksana_preemptions": ("preemptions", "Times that a request gave its blocks back, to be computed again."),
     "ksana_draft_tokens": ("draft_tokens", "Tokens proposed by speculative decoding."),
     "ksana_accepted_draft_tokens": ("accepted_draft_tokens", "Proposed tokens that were right."),
@@ -47,6 +48,7 @@ _HISTOGRAMS = {
     "ksana_inter_token_latency_seconds": ("inter_token_latency", "Between two steps that gave a request tokens."),
     "ksana_request_latency_seconds": ("request_latency", "From arrival to the end, of requests that ended well."),
     "ksana_queue_time_seconds": ("queue_time", "From arrival to the first step."),
+    "ksana_kv_load_seconds": ("load_time", "Loads of KV connectors that go on beside steps."),
     "ksana_request_prompt_tokens": ("prompt_lengths", "Tokens in a prompt, of requests that ended well."),
     "ksana_request_output_tokens": ("output_lengths", "Tokens in an answer, of requests that ended well."),
 }
@@ -65,6 +67,11 @@ def engine_metrics(snapshot: EngineSnapshot, *, model: str, version: str) -> Ite
         yield Metric(name, "counter", text, [({}, attrgetter(attribute)(snapshot))])
     computed = {"prefill": snapshot.prefill_tokens, "decode": snapshot.decode_tokens}
     yield _counter("ksana_computed_tokens", "Tokens computed.", "kind", computed)
+    external = {tier: snapshot.external_cached_tokens.get(tier, 0) for tier in ("host", "disk", "remote")}
+    text = "Prompt tokens that a KV connector has loaded."
+    yield _counter("ksana_external_cached_prompt_tokens", text, "tier", {**external, **snapshot.external_cached_tokens})
+    swaps = {"out": snapshot.swaps_out, "in": snapshot.swaps_in}
+    yield _counter("ksana_swaps", "Requests swapped out of the KV cache, and back.", "direction", swaps)
     finished = {reason: snapshot.finished.get(reason, 0) for reason in ("stop", "length", "abort", "error")}
     yield _counter("ksana_requests", "Requests ended.", "finish_reason", finished)
     # The one that operators watch for is there from the start: a series that begins at 1 has no rate.

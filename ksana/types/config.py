@@ -86,6 +86,20 @@ class SchedulerConfig(ConfigPart):
     waiting_timeout_s: float = Field(600.0, gt=0, description="seconds a request may wait before it first runs")
     policy: Literal["fcfs", "priority"] = Field("fcfs", description="order of the waiting queue")
     enable_async: bool = Field(False, description="schedule the next step while the present one computes")
+    preempt_mode: Literal["swap", "recompute"] = Field(
+        "swap",
+        description="what becomes of a request that gives up its blocks: swap keeps them in host blocks, if there are "
+        "any and they have room; recompute computes them again",
+    )
+    swapout_block_threshold: float = Field(
+        1.0, ge=0, le=1000, description="free blocks for each running request below which the last one is swapped out"
+    )
+    swapin_block_threshold: float = Field(
+        2.0, ge=0, le=1000, description="blocks that stay free for each running request when one is swapped in"
+    )
+    launch_block_threshold: float = Field(
+        1.0, ge=0, le=1000, description="blocks that stay free for each running request when a waiting one is admitted"
+    )
 
 
 class SpeculationConfig(ConfigPart):
@@ -122,15 +136,73 @@ class CacheConfig(ConfigPart):
     """The paged KV cache."""
 
     block_size: int = Field(16, ge=1, le=1024, description="tokens per block")
-    num_blocks: int = Field(0, ge=0, description="blocks in the pool; 0: from memory")
+    num_blocks: int = Field(0, ge=0, description="blocks, beside those of sliding windows; 0: from memory")
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = Field(
         "auto", description="dtype of keys and values; auto: the model's; fp8 takes a byte each"
+    )
+    kv_cache_scales: str = Field(
+        "",
+        description="fp8_e4m3: file of what each layer's keys and values are divided by; default: kv_cache_scales.json "
+        "in the model's folder",
     )
     memory_fraction: float = Field(0.5, gt=0, le=1, description="share of the free memory to use for the cache")
     max_bytes: int = Field(4 * 2**30, ge=1, description="upper limit of the cache in bytes when sized from memory")
     enable_prefix_caching: bool = Field(True, description="reuse the blocks of equal prefixes")
     check_integrity: bool = Field(False, description="verify all block tables whenever the engine falls idle")
     prefix_hash_seed: str = Field("ksana", description="root of the chained block hashes; equal seeds, equal hashes")
+    swa_block_num_ratio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="blocks of sliding-window layers for each block of full-attention layers; 0: as many as the "
+        "windows of all running requests take",
+    )
+    host_memory_factor: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        description="size of the host blocks, which keep what preempted requests and evicted prefixes had in the "
+        "cache, as a multiple of the cache; 0: none",
+    )
+    host_max_bytes: int = Field(0, ge=0, description="upper limit of the host blocks in bytes; 0: none")
+    swap_threads: int = Field(2, ge=1, le=64, description="threads that copy between the cache and host blocks")
+
+
+class KVTransferConfig(ConfigPart):
+    """KV connectors: blocks that leave this engine's cache, and come back."""
+
+    connectors: Strings = Field(
+        (), description="KV connectors, nearest first: local_disk, or one of a plugin; may be repeated"
+    )
+    load_failure_policy: Literal["recompute", "fail"] = Field(
+        "recompute", description="what becomes of a request whose blocks could not be loaded"
+    )
+    load_timeout_s: float = Field(10.0, gt=0, description="seconds a request waits for its blocks to be loaded")
+    free_timeout_s: float = Field(
+        60.0, gt=0, description="seconds that blocks of an ended request are kept for a connector that reads them"
+    )
+    disk_path: str = Field("", description="local_disk: folder for blocks; default: a folder in the user's cache")
+    disk_max_bytes: int = Field(8 * 2**30, ge=2**20, description="local_disk: most bytes of blocks in the folder")
+
+
+class KVEventsConfig(ConfigPart):
+    """What the cache tells others about its content, for routers. It includes the token ids of all prompts."""
+
+    publisher: str = Field("none", description="who tells it: none, zmq, nats, or a plugin's")
+    endpoint: str = Field(
+        "",
+        description="zmq: address to bind, default tcp://127.0.0.1:5557; nats: server, default nats://127.0.0.1:4222",
+    )
+    replay_endpoint: str = Field(
+        "", description="zmq: address to bind for those who have missed something; default: the next port"
+    )
+    topic: str = Field("", description="zmq: topic of all messages; nats: subject, default ksana.kv_events")
+    buffer_steps: int = Field(
+        10_000, ge=1, le=1_000_000, description="batches of events kept for those who have missed them, 64 MiB at most"
+    )
+    hwm: int = Field(
+        10_000, ge=1, le=1_000_000, description="zmq: batches that may wait for one consumer; more it must ask for"
+    )
 
 
 class KernelConfig(ConfigPart):
@@ -198,6 +270,8 @@ class KsanaConfig(ConfigPart):
     speculation: SpeculationConfig = SpeculationConfig()
     grammar: GrammarConfig = GrammarConfig()
     cache: CacheConfig = CacheConfig()
+    kv_transfer: KVTransferConfig = KVTransferConfig()
+    kv_events: KVEventsConfig = KVEventsConfig()
     kernel: KernelConfig = KernelConfig()
     server: ServerConfig = ServerConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

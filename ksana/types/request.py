@@ -70,12 +70,14 @@ class RequestStatus(enum.IntEnum):
     WAITING_FOR_GRAMMAR = 0
     WAITING_FOR_PROMPT = 1
     WAITING = 2
-    RUNNING = 3
-    PREEMPTED = 4
-    FINISHED_STOPPED = 5
-    FINISHED_LENGTH = 6
-    FINISHED_ABORTED = 7
-    FINISHED_ERROR = 8
+    WAITING_FOR_REMOTE_KV = 3
+    RUNNING = 4
+    PREEMPTED = 5
+    SWAPPED = 6
+    FINISHED_STOPPED = 7
+    FINISHED_LENGTH = 8
+    FINISHED_ABORTED = 9
+    FINISHED_ERROR = 10
 
     @property
     def is_finished(self) -> bool:
@@ -103,7 +105,10 @@ class Request:
         num_computed_tokens: tokens whose keys and values are known to be in the cache.
         num_in_flight: tokens after those that scheduled steps, whose output is not there yet, compute. They may reach
             beyond ``all_token_ids``: such a token is a placeholder for the one that an earlier step in flight samples.
-        num_cached_tokens: of those, how many the first admission found in the prefix cache.
+        num_cached_tokens: of those, how many the first admission found in the prefix cache, or had loaded.
+        num_external_tokens: of ``num_cached_tokens``, how many a KV connector has loaded.
+        external_tier: where those lay: ``host``, ``disk``, ``remote``.
+        kv_transfer_params: what a KV connector has to say to whoever sent the request, once that has ended.
         stop_token_ids: tokens that end the sequence, the model's own included.
         bad_words: token sequences that must not appear in the output.
         grammar: ``sampling.grammar``, once it is compiled; until then the request is no affair of the scheduler.
@@ -133,16 +138,19 @@ class Request:
         "embeddings",
         "eos_token_ids",
         "error",
+        "external_tier",
         "final_only",
         "first_scheduled_time",
         "followers",
         "grammar",
+        "kv_transfer_params",
         "leader",
         "max_cached_tokens",
         "max_computed_tokens",
         "max_total_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_external_tokens",
         "num_in_flight",
         "num_preemptions",
         "num_prompt_tokens",
@@ -204,6 +212,9 @@ class Request:
         self.num_computed_tokens = 0
         self.num_in_flight = 0
         self.num_cached_tokens = 0
+        self.num_external_tokens = 0
+        self.external_tier = ""
+        self.kv_transfer_params: dict[str, Any] | None = None
         self.num_preemptions = 0
         self.block_hashes: list[bytes] = []
         self.stop_reason: int | None = None

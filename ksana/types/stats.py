@@ -85,10 +85,14 @@ class EngineSnapshot:
             prompt count it once.
         output_tokens: tokens generated.
         cached_tokens: prompt tokens that the prefix cache spared.
+        external_cached_tokens: prompt tokens that KV connectors have loaded, by where they lay.
         prefix_queries: requests that have looked for their prompt in the prefix cache.
         prefix_hits: those that found a part of it.
         full_prefix_hits: those that found all that can be found: all but the last, perhaps partly filled block.
-        preemptions: how often a request had to give its blocks back.
+        preemptions: how often a request had to give its blocks back, to be computed again.
+        swaps_out, swaps_in: how often a request's blocks were kept elsewhere while it waited, and how often they came
+            back.
+        load_failures: loads of KV connectors that brought less than was promised, or nothing in time.
         draft_tokens, accepted_draft_tokens: tokens that a drafter has proposed, and those of them that were right.
         schedule_seconds: time spent on scheduling.
         forward_seconds: time spent on computing.
@@ -97,7 +101,8 @@ class EngineSnapshot:
         time_to_first_token: from arrival to the first token, seconds.
         inter_token_latency: between two steps that gave a request tokens, seconds.
         request_latency: from arrival to the end of requests that were not aborted and did not fail, seconds.
-        queue_time: from arrival to the first blocks, seconds.
+        queue_time: from arrival to the first step, seconds.
+        load_time: that asynchronous loads of KV connectors took, seconds.
         prompt_lengths, output_lengths: tokens of the requests in ``request_latency``.
         recent_steps: the last steps, oldest first; a bounded number.
     """
@@ -113,10 +118,14 @@ class EngineSnapshot:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    external_cached_tokens: dict[str, int] = field(default_factory=dict)
     prefix_queries: int = 0
     prefix_hits: int = 0
     full_prefix_hits: int = 0
     preemptions: int = 0
+    swaps_out: int = 0
+    swaps_in: int = 0
+    load_failures: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     schedule_seconds: float = 0.0
@@ -127,6 +136,7 @@ class EngineSnapshot:
     inter_token_latency: Histogram = field(default_factory=lambda: Histogram(INTERVAL_BOUNDS))
     request_latency: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
     queue_time: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
+    load_time: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS))
     prompt_lengths: Histogram = field(default_factory=lambda: Histogram(LENGTH_BOUNDS))
     output_lengths: Histogram = field(default_factory=lambda: Histogram(LENGTH_BOUNDS))
     recent_steps: list[StepStats] = field(default_factory=list)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ksana.types.capture import Capture, CapturedPart
+from ksana.types.kv import BlockCopy
+from ksana.types.kv_transfer import ConnectorMetadata, KVConnectorOutput
 from ksana.types.output import TokenLogprobs
 from ksana.types.request import InputEmbedding, Request
 from ksana.types.sampling import SamplingParams
@@ -77,9 +79,11 @@ class SchedulerOutput:
         chosen_token_ids: by beam, tokens that go behind its known ones before the step.
         block_table_updates: by request, only for running requests whose table has changed.
         removed_request_ids: rows to drop before the step: finished or preempted since the last one.
-        block_copies: (source, destination) blocks to copy before anything is written (copy-on-write).
+        block_copies: blocks to copy before anything is written (copy-on-write).
         draft_token_ids: by request, tokens guessed to follow its known ones. They are computed in this step too, and
             count among ``num_scheduled_tokens``; those that the model would not have drawn are computed again.
+        connector_metadata: what the KV connector's scheduler side tells its worker side.
+        polls_connector: the worker shall say what has been transferred, though there may be nothing to compute.
         number: counts the steps of an engine.
     """
 
@@ -89,13 +93,20 @@ class SchedulerOutput:
     chosen_token_ids: dict[str, list[int]] = field(default_factory=dict)
     block_table_updates: dict[str, BlockTableUpdate] = field(default_factory=dict)
     removed_request_ids: list[str] = field(default_factory=list)
-    block_copies: list[tuple[int, int]] = field(default_factory=list)
+    block_copies: list[BlockCopy] = field(default_factory=list)
     draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    connector_metadata: ConnectorMetadata | None = None
+    polls_connector: bool = False
     number: int = 0
 
     @property
     def is_empty(self) -> bool:
         """True if the worker has nothing to do."""
+        return self.only_transfers and self.connector_metadata is None and not self.polls_connector
+
+    @property
+    def only_transfers(self) -> bool:
+        """True if the worker has nothing to do but for the KV connector."""
         return not (self.num_scheduled_tokens or self.removed_request_ids or self.block_copies)
 
 
@@ -126,6 +137,7 @@ class ModelRunnerOutput:
         broken_request_ids: requests whose logits were not finite numbers; they cannot go on.
         banned_request_ids: requests whose every token is banned; they cannot go on.
         captured: by request, what of its captures fell into the step.
+        kv_connector_output: what the KV connector's worker side has found done; None if there is no connector.
     """
 
     sampled_token_ids: dict[str, list[int]] = field(default_factory=dict)
@@ -134,3 +146,13 @@ class ModelRunnerOutput:
     broken_request_ids: list[str] = field(default_factory=list)
     banned_request_ids: list[str] = field(default_factory=list)
     captured: dict[str, list[CapturedPart]] = field(default_factory=dict)
+    kv_connector_output: KVConnectorOutput | None = None
+
+    def discard(self, request_id: str) -> None:
+        """Take out all that was computed for a request that has one row."""
+        by_request: tuple[dict[str, Any], ...] = (self.sampled_token_ids, self.logprobs, self.captured)
+        for results in by_request:
+            results.pop(request_id, None)
+        for ids in (self.broken_request_ids, self.banned_request_ids):
+            if request_id in ids:
+                ids.remove(request_id)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from ksana.connectors.base import WorkerConnector
 from ksana.kernels.base import KernelBackend
 from ksana.kernels.batch import AttentionBatch, KVCache, ModelInputs, StepContext
 from ksana.models.base import Model
 from ksana.types.kv import SlidingWindowSpec, cdiv
+from ksana.types.kv_transfer import KVConnectorOutput
 from ksana.types.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from ksana.worker.captures import CaptureReader
 from ksana.worker.input_batch import InputBatch
@@ -25,6 +27,7 @@ class ModelRunner:
         cache: allocated.
         max_num_seqs, max_model_len: size of the input batch.
         processors: change logits before tokens are drawn.
+        connector: moves blocks between the cache and stores of blocks.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         processors: LogitsProcessors | None = None,
+        connector: WorkerConnector | None = None,
     ) -> None:
         self._model = model
         self._backend = backend
@@ -44,10 +48,30 @@ class ModelRunner:
         self._processors = LogitsProcessors() if processors is None else processors
         self._sampler = TokenSampler(backend, self._batch, self._processors)
         self._captures = CaptureReader(model, backend, self._batch)
+        self._connector = connector
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Compute the scheduled tokens, and sample for each request whose last token was among them."""
+        connector, meta = self._connector, step.connector_metadata
+        if connector is None:
+            return self._compute(step)
+        if meta is not None:
+            connector.handle_preemptions(meta)
+            connector.start_load_kv(meta)
+        output = self._compute(step)
+        if meta is not None:
+            connector.wait_for_save()
+        sent, received = connector.get_finished()
+        output.kv_connector_output = KVConnectorOutput(sent, received, connector.get_invalid_blocks())
+        return output
+
+    def reset(self) -> None:
+        """Forget all requests: after a failed step nobody knows what the rows hold."""
+        for request_id in list(self._batch.request_ids):
+            self._remove(request_id)
+
+    def _compute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         self._apply_changes(step)
         if not step.num_scheduled_tokens:
             return ModelRunnerOutput()
@@ -64,6 +88,8 @@ class ModelRunner:
         if captures:
             output_rows = np.unique(np.concatenate([sampled_rows, *(part.rows for part in captures)]))
         inputs, context = self._prepare(rows, counts, query_starts, output_rows)
+        if self._connector is not None and step.connector_metadata is not None:
+            self._await_loads(self._connector, context)
         hidden = self._model.forward(inputs, context)
         self._batch.num_computed[rows] += counts
         output = ModelRunnerOutput()
@@ -75,10 +101,12 @@ class ModelRunner:
             self._sampler.sample(logits, rows[complete], num_drafts[complete], output)
         return output
 
-    def reset(self) -> None:
-        """Forget all requests: after a failed step nobody knows what the rows hold."""
-        for request_id in list(self._batch.request_ids):
-            self._remove(request_id)
+    def _await_loads(self, connector: WorkerConnector, context: StepContext) -> None:
+        """What the step loads synchronously must be there before it is read: now, or layer by layer."""
+        if connector.is_layerwise:
+            context.layer_transfers = connector
+        else:
+            connector.wait_for_layer_load(self._model.config.num_layers - 1)
 
     def _add(self, request: NewRequestData) -> None:
         self._batch.add(request)
@@ -133,8 +161,7 @@ class ModelRunner:
                 sliding_window=group.spec.sliding_window if isinstance(group.spec, SlidingWindowSpec) else None,
             )
             attention.append(self._backend.build_attention_metadata(attention_batch))
-        cos, sin = self._model.rotary_tables(inputs.positions)
-        return inputs, StepContext(cos, sin, attention, self._cache)
+        return inputs, StepContext(self._model.rotary_tables(inputs.positions), attention, self._cache)
 
     def _embedding_rows(
         self, rows: np.ndarray, starts: np.ndarray, query_starts: np.ndarray

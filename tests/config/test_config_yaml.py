@@ -8,7 +8,7 @@ import pytest
 
 from ksana.config.compose import compose_config
 from ksana.config.options import OptionRegistry
-from ksana.config.settings import core_fields
+from ksana.config.settings import PLUGIN_OPTIONS, core_fields
 from ksana.config.yaml_file import read_yaml
 from ksana.config.yaml_keys import ORIGINAL_KEYS, MappedKey, RefusedKey
 from ksana.errors import ConfigError
@@ -27,9 +27,13 @@ setting:
     split_fuse_token_num: 32
     enable_async: true
     enable_auto_prefix_cache: false
-    swapout_block_threshold: 1.0
-    preempt_mode: 0
-  block_manager: {block_token_num: 8, block_device_memory_ratio: 0.25, block_host_memory_factor: 0.0}
+    swapout_block_threshold: 1.5
+    swapin_block_threshold: 3.0
+    launch_block_threshold: 2.0
+    preempt_mode: 1
+    swap_threadpool_size: 4
+  block_manager:
+    {block_token_num: 8, block_device_memory_ratio: 0.25, block_host_memory_factor: 2.0, host_pool_size_gb: 1}
   tokenization: {tokenizer_path: ./tok, add_special_tokens: true}
   profiler:
     metrics_export_url: http://collector:4318/v1/metrics
@@ -61,7 +65,13 @@ def test_a_file_of_the_original_engine_is_understood(tmp_path: Path) -> None:
         "split_fuse_token_num": 32,
         "policy": "fcfs",
         "enable_async": True,
+        "preempt_mode": "recompute",
+        "swapout_block_threshold": 1.5,
+        "swapin_block_threshold": 3.0,
+        "launch_block_threshold": 2.0,
     }
+    cache = config.cache
+    assert (cache.host_memory_factor, cache.host_max_bytes, cache.swap_threads) == (2.0, 2**30, 4)
     assert (config.cache.block_size, config.cache.memory_fraction, config.cache.enable_prefix_caching) == (
         8,
         0.25,
@@ -162,7 +172,7 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
 def test_every_mapped_key_has_a_field_and_every_refusal_a_reason() -> None:
     for key, entry in ORIGINAL_KEYS.items():
         if isinstance(entry, MappedKey):
-            assert entry.path in core_fields(), key
+            assert entry.path in core_fields() or entry.path[0] == PLUGIN_OPTIONS, key
         else:
             assert isinstance(entry, RefusedKey)
             assert entry.reason, key

@@ -449,7 +449,7 @@ def test_blocks_are_verified_when_the_engine_falls_idle(run: Callable[..., None]
     """Every other test relies on this check."""
 
     async def scenario(engine: AsyncEngine) -> None:
-        engine._loop.post(lambda core: setattr(core.scheduler.kv.pool.blocks[50], "ref_cnt", 1))
+        engine._loop.post(lambda core: setattr(core.scheduler.kv._cache.pool.blocks[50], "ref_cnt", 1))
         with pytest.raises(EngineDeadError, match="AssertionError"):
             await complete(engine, draft())
 

@@ -95,7 +95,7 @@ DEMO_TOKENS = 6
 @pytest.fixture(scope="module")
 def demo_alone() -> list[Answer]:
     alone = answers(generate("demo", DEMO_TOKENS, **DEMO, **ALONE))
-    assert all(len(logprobs) == DEMO_TOKENS and len(logprobs[0].top) == 5 for _, logprobs in alone)
+    assert all(len(logprobs) == len(tokens) and len(logprobs[0].top) == 5 for tokens, logprobs in alone)
     return alone
 
 
@@ -148,6 +148,7 @@ TINY: dict[str, dict[str, Any]] = {
     "llama in float32": {"architecture": "llama", "dtype": "float32"},
     "sliding window": {"architecture": "mistral", "dtype": "bfloat16"},
     "norms of heads": {"architecture": "qwen3", "dtype": "bfloat16"},
+    "norms behind": {"architecture": "gemma3", "dtype": "bfloat16"},
     "e4m3 cache": {"architecture": "llama", "dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"},
     "e5m2 cache": {"architecture": "mistral", "dtype": "float32", "kv_cache_dtype": "fp8_e5m2"},
 }

@@ -52,6 +52,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", {}),
     "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
+    "gemma2": ("gemma2", {}),
+    "gemma3-tied": ("gemma3", {"tie_word_embeddings": True}),
 }
 OUTPUT = 20
 GREEDY = SamplingParams(temperature=0.0, max_tokens=OUTPUT, ignore_eos=True)

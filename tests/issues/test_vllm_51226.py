@@ -35,7 +35,9 @@ def answer(
     backend = CPUBackend(KernelConfig(threads=1))
     model, _ = random_llama(backend)
     cache = CacheConfig(num_blocks=num_blocks, block_size=4)
-    config = plan_kv_cache(model.config, cache, most_useful_tokens=0, available_memory=backend.available_memory)
+    config = plan_kv_cache(
+        model.config, cache, SchedulerConfig(), max_model_len=64, available_memory=backend.available_memory
+    )
     scheduler = Scheduler(SchedulerConfig(split_fuse_token_num=chunk), KVCacheManager(config))
     runner = ModelRunner(model, backend, backend.allocate_kv_cache(config), max_num_seqs=8, max_model_len=64)
     requests = []

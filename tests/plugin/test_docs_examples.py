@@ -15,6 +15,7 @@ from ksana.errors import UsageError
 from ksana.plugin.manager import KsanaPluginManager
 from ksana.plugin.model_dir import ModelDirPlugin, register_model_dir_plugin
 from ksana.plugin.output_parsers import collect_tool_parsers
+from ksana.testing.kv_connector_tests import KVConnectorTests, MakeConnector
 from ksana.testing.output_parser import check_output_parser, parse_pieces
 from ksana.text.parsing import ParserContext
 
@@ -66,3 +67,12 @@ def test_the_parser_example_reads_calls() -> None:
     answer = parse_pieces(parsers["lines"].create(ParserContext()), [text])
     assert answer.content == "Well.\n"
     assert [(call.name, call.arguments) for call in answer.calls] == [("now", "{}"), ("add", '{"a": 1}')]
+
+
+class TestTheConnectorExample(KVConnectorTests):
+    shares_store = False
+
+    @pytest.fixture
+    def make_connector(self) -> MakeConnector:
+        hook = as_plugin(block_with("class AtticStore")).hook
+        return lambda context: hook.ksana_create_kv_connector(name="attic", context=context)

@@ -12,10 +12,11 @@ from ksana.kv import KVCacheManager
 from ksana.scheduling import RequestUpdate, Scheduler
 from ksana.scheduling.speculation import Speculator
 from ksana.testing.paged_memory import PagedMemoryExecutor, make_kv_config, prefix_digests
-from ksana.types.config import SchedulerConfig, SpeculationConfig
+from ksana.testing.scripted_kv_connector import ScriptedKVConnector, TransferScript
+from ksana.types.config import KVTransferConfig, SchedulerConfig, SpeculationConfig
 from ksana.types.request import Request
 from ksana.types.sampling import SamplingParams
-from ksana.types.step import SchedulerOutput
+from ksana.types.step import ModelRunnerOutput, SchedulerOutput
 
 
 class Clock:
@@ -75,6 +76,9 @@ class Bench:
     Args:
         windows: one KV cache group each; None is full attention.
         drafts: most tokens guessed for a request in a step.
+        script: how a KV connector behaves; None for no connector.
+        transfer: fields of :class:`KVTransferConfig`.
+        seed: of what the script leaves to chance.
         config: fields of :class:`SchedulerConfig`.
     """
 
@@ -85,6 +89,9 @@ class Bench:
         windows: Sequence[int | None] = (None,),
         caching: bool = True,
         drafts: int = 0,
+        script: TransferScript | None = None,
+        transfer: dict[str, Any] | None = None,
+        seed: int = 0,
         **config: Any,
     ) -> None:
         kv_config = make_kv_config(num_blocks, block_size, windows)
@@ -93,8 +100,18 @@ class Bench:
         self.guesser = Guesser()
         speculation = SpeculationConfig(method="guesser", num_speculative_tokens=drafts or 1, step_overhead=64)
         speculator = Speculator(self.guesser, speculation) if drafts else None
-        self.scheduler = Scheduler(SchedulerConfig(**config), self.kv, speculator=speculator, clock=self.clock)
         self.executor = PagedMemoryExecutor(kv_config)
+        self.connector: ScriptedKVConnector | None = None
+        if script is not None:
+            self.connector = ScriptedKVConnector(self.kv, self.executor.memory, script, seed)
+        self.scheduler = Scheduler(
+            SchedulerConfig(**config),
+            self.kv,
+            speculator=speculator,
+            connector=self.connector,
+            transfer_config=KVTransferConfig(**(transfer or {})),
+            clock=self.clock,
+        )
         self._ids = itertools.count()
 
     def request(self, tokens: int | Sequence[int], max_tokens: int = 4, **options: Any) -> Request:
@@ -121,10 +138,23 @@ class Bench:
     def step(self) -> SchedulerOutput:
         """One whole engine step; returns what was scheduled."""
         step = self.scheduler.schedule()
-        self.updates: list[RequestUpdate] = self.scheduler.update_from_output(step, self.executor.execute(step))
-        self.kv.check_integrity()
+        self.take_in(step, self.execute(step))
         self.assert_executor_knows_the_running()
         return step
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """What the worker does."""
+        return (
+            self.executor.execute(step)
+            if self.connector is None
+            else self.connector.worker.execute(step, self.executor)
+        )
+
+    def take_in(self, step: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        """What the engine does with the output of a step."""
+        self.failed = self.scheduler.take_in_transfers(step, output)
+        self.updates: list[RequestUpdate] = self.scheduler.update_from_output(step, output)
+        self.kv.check_integrity()
 
     def assert_executor_knows_the_running(self) -> None:
         """All but those that have just been forked, which the next step tells of."""
@@ -147,7 +177,7 @@ class Bench:
         assert not self.scheduler.requests
         self.guesser.assert_empty()
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
-        assert self.kv.num_free_blocks == self.kv.pool.num_usable_blocks
+        assert self.kv.num_free_blocks == self.kv.num_usable_blocks
         assert not self.executor.request_ids
 
 

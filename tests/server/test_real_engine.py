@@ -123,3 +123,13 @@ async def test_impossible_structures_are_refused_before_a_stream_begins(
             assert response.status == 400
             assert (await response.json())["error"]["param"] == param
         assert (await whole(session, body("The fox", 3)))["finish_reasons"] == ["length"]
+
+
+async def test_cached_prefixes_can_be_forgotten(serving, real_engine: AsyncEngine) -> None:
+    async with serving(real_engine) as session:
+        await whole(session, body("x" * 100, 2))
+        async with session.post("/reset_prefix_cache") as response:
+            assert response.status == 200
+            assert (await response.json())["num_blocks"] > 0
+        async with session.post("/reset_prefix_cache") as response:
+            assert await response.json() == {"num_blocks": 0}

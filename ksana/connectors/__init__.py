@@ -1,0 +1,1 @@
+"""KV connectors: how blocks of the KV cache leave this engine's cache, and how they come back."""

@@ -1,0 +1,32 @@
+"""Which KV connectors an engine gets, and what tells their stores apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ksana import LLM
+from ksana.errors import UsageError
+from ksana.models.weights_digest import digest_weights
+from ksana.testing.tiny_models import tiny_model
+
+
+def test_an_unknown_connector_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--kv-connector cloud: .*built in are local and local_disk"):
+        LLM(tiny_model(tmp_path), num_blocks=8, connectors=["cloud"])
+
+
+def test_weights_are_told_apart_by_content_and_size(tmp_path: Path) -> None:
+    def digest(name: str, content: bytes) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(content)
+        (folder / "config.json").write_text(name)
+        return digest_weights(folder)
+
+    first = digest("first", bytes(100_000))
+    assert digest("copy", bytes(100_000)) == first
+    assert digest("other", bytes(50_000) + bytes([1]) * 50_000) != first
+    assert digest("longer", bytes(100_001)) != first
+    assert digest("empty", b"") != first
