@@ -1,0 +1,1 @@
+"""Ways of events between processes. Their libraries come with the extra ``events``."""
