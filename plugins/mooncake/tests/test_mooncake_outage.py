@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -253,6 +254,9 @@ def test_a_master_that_hangs_is_given_up(
     assert all(store.put(keys, make_blocks(4)))
     assert master.pid is not None
     os.kill(master.pid, signal.SIGSTOP)
+    # A thread that is computing answers until it is interrupted.
+    stats = Path(f"/proc/{master.pid}/task")
+    wait_until(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats.glob("*/stat")))
     try:
         assert not any(store.get(keys, make_blocks(4)))
         assert not store.is_up
