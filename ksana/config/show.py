@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,11 +14,14 @@ from ksana.config.settings import PLUGIN_OPTIONS, Path, core_sections
 
 _NO_WRAPPING = 10**6
 
+_CREDENTIALS = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s]*:\S*@)")
+"""What a URL has before its host. The second form is for a password with a slash that nobody has escaped."""
+
 
 def print_config(composed: ComposedConfig) -> str:
     """Render the merged configuration as YAML; what is not a default says in a comment where it comes from.
 
-    Secrets are left out.
+    Secrets are left out, and so are URLs with a user, a password or a token in them.
     """
     lines: list[str] = []
     config = composed.config
@@ -49,4 +53,9 @@ def _lines(
 
 def _holds_secret(value: object) -> bool:
     members = value if isinstance(value, tuple) else (value,)
-    return any(isinstance(member, SecretStr) and member.get_secret_value() for member in members)
+    return any(
+        bool(member.get_secret_value())
+        if isinstance(member, SecretStr)
+        else isinstance(member, str) and _CREDENTIALS.search(member) is not None
+        for member in members
+    )

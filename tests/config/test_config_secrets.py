@@ -75,6 +75,22 @@ def test_what_is_shown_is_a_file_that_sets_no_key() -> None:
     assert "*" not in shown
 
 
+@pytest.mark.parametrize(
+    "url", ["nats://me:hush@host:4222", "nats://hush@host", "nats://me:hu/sh@host", "nats://a:1,nats://me:hush@b:1"]
+)
+def test_a_url_with_credentials_is_not_shown(url: str) -> None:
+    shown = print_config(compose("--kv-events-endpoint", url, "--otlp-endpoint", url))
+    assert "  # endpoint: not shown (--kv-events-endpoint)" in shown
+    assert "  # otlp_endpoint: not shown (--otlp-endpoint)" in shown
+    assert "hush" not in shown
+    assert "hu/sh" not in shown
+
+
+@pytest.mark.parametrize("url", ["nats://host:4222", "http://host/a@b", "tcp://[::1]:5557"])
+def test_a_url_without_credentials_is_shown(url: str) -> None:
+    assert url in print_config(compose("--kv-events-endpoint", url))
+
+
 def test_the_error_about_a_secret_does_not_show_it() -> None:
     with pytest.raises(ConfigError, match=r"server\.api_keys: what it says is not valid: must be a valid string"):
         compose(content={"server": {"api_keys": [4711]}})

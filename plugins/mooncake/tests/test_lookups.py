@@ -151,6 +151,7 @@ def test_a_question_that_fails_leaves_the_others(
     assert found(lookups, ["bad"]) == 0
     assert found(lookups, ["a"]) == 1
     assert "out of order" in caplog.text
+    assert not lookups._deadlines, "a key whose question has failed could never be asked for again"
 
 
 def test_memory_is_bounded(open_lookups: Callable[..., Lookups], monkeypatch: pytest.MonkeyPatch) -> None:

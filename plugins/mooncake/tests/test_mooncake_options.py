@@ -128,6 +128,7 @@ def test_the_hook_and_an_endpoint_switch_it_on_or_its_name(
         ("--mooncake-master-server-addr a:99999", "must be HOST:PORT"),
         ("--mooncake-service-endpoint 127.0.0.1:8090", "must be a URL such as http://HOST:PORT/metadata"),
         ("--mooncake-service-endpoint http://127.0.0.1/metadata", "must be a URL"),
+        ("--mooncake-service-endpoint http://me:hush@host/metadata", "--mooncake-service-endpoint '...@host/metadata'"),
         (
             "--mooncake-rpc-port 50052",
             "--mooncake-rpc-port says 50052 and --mooncake-master-server-addr says port 50051",

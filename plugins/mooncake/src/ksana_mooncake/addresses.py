@@ -106,4 +106,6 @@ def _address(url: str, flag: str, text: str, expected: str) -> Address:
 
 
 def _unreadable(flag: str, text: str, expected: str) -> UsageError:
-    return UsageError(f"{flag} {text!r} is not valid: must be {expected}")
+    # In front of an @ may be a password, which must not get into a log.
+    shown = repr(text) if "@" not in text else repr("...@" + text.rpartition("@")[2])
+    return UsageError(f"{flag} {shown} is not valid: must be {expected}")

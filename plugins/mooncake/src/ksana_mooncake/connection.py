@@ -90,8 +90,9 @@ class Connection:
 
     def close(self) -> None:
         """Leave the store; what takes longer than some seconds goes on in the background."""
-        self._is_up = False
-        self._closing.set()
+        with self._lock:
+            self._is_up = False
+            self._closing.set()
         self._lost.set()
         self._thread.join(_LONGEST_CLOSE_S)
 
@@ -134,7 +135,8 @@ class Connection:
                 self._complain(reason)
             return False
         self._failed_tries = 0
-        self._is_up = True
+        with self._lock:
+            self._is_up = not self._closing.is_set()
         return True
 
     def _connect(self) -> str:

@@ -83,7 +83,8 @@ class Lookups:
         with self._lock:
             self._note(keys, stored)
             for key in keys:
-                self._answers[key].hear(now)
+                if (answer := self._answers.get(key)) is not None:  # more than are kept, the first are forgotten
+                    answer.hear(now)
 
     def forget(self) -> None:
         """What was known is void."""
@@ -111,14 +112,16 @@ class Lookups:
 
     def _answer(self, keys: list[str], deadline: float) -> None:
         known: list[bool] = []
-        while len(known) < len(keys) and all(known) and time.monotonic() < deadline:
-            stored = self._ask(keys[len(known) : len(known) + _BATCH])
-            if stored is None:
-                break
-            known += stored
-        with self._lock:
-            self._note(keys, known or [False])
-            del self._deadlines[keys[0]]
+        try:
+            while len(known) < len(keys) and all(known) and time.monotonic() < deadline:
+                stored = self._ask(keys[len(known) : len(known) + _BATCH])
+                if stored is None:
+                    break
+                known += stored
+        finally:
+            with self._lock:
+                self._note(keys, known or [False])
+                del self._deadlines[keys[0]]
 
     def _note(self, keys: Sequence[str], stored: Sequence[bool]) -> None:
         expires = time.monotonic() + _UNHEARD_FOR_S

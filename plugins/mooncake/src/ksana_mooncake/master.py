@@ -75,7 +75,8 @@ class LocalMaster:
     @property
     def pid(self) -> int | None:
         """Process number of the master that runs on our account."""
-        return self._process.pid if self._process is not None else None
+        process = self._process
+        return process.pid if process is not None else None
 
     def start(self) -> None:
         """Begin to watch."""
@@ -84,8 +85,8 @@ class LocalMaster:
     def stop(self) -> None:
         """End the master, if it is ours; a few seconds at most."""
         self._stopping.set()
-        if self._process is not None:
-            self._process.terminate()
+        if (process := self._process) is not None:
+            process.terminate()
         self._thread.join(_LONGEST_STOP_S)
 
     def _supervise(self) -> None:
