@@ -23,7 +23,7 @@ class BlockNamespace:
     """What two engines must have in common to read each other's blocks, beside the tokens.
 
     Attributes:
-        model: what the keys and values depend on; see :meth:`of`.
+        model: what the keys and values depend on; see :func:`describe_model`.
         layout: name of the backend's memory layout of a block.
         tp_rank, tp_size: which part of the heads the blocks hold.
         lora_name: adapter that computed them; empty for none.
@@ -41,7 +41,12 @@ class BlockNamespace:
 
     def key_prefix(self, group_id: int) -> str:
         """What the keys of all blocks of a KV cache group begin with; the hexadecimal block hash follows."""
-        return f"{self.digest}-{group_id}-"
+        return f"{self.prefix}{group_id}-"
+
+    @property
+    def prefix(self) -> str:
+        """What all keys of the namespace begin with."""
+        return f"{self.digest}-"
 
     @property
     def digest(self) -> str:

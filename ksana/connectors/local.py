@@ -58,7 +58,7 @@ def create_disk_connector(context: ConnectorContext) -> StoreConnector:
     transfer = context.config.kv_transfer
     folder = Path(transfer.disk_path).expanduser() if transfer.disk_path else default_folder()
     logger.info("KV cache on disk: %s, up to %.0f MiB", folder, transfer.disk_max_bytes / 2**20)
-    store = DiskStore(folder, transfer.disk_max_bytes, f"{context.namespace.digest}-")
+    store = DiskStore(folder, transfer.disk_max_bytes, context.namespace.prefix)
     threads = context.config.cache.swap_threads
     return StoreConnector(store, context.namespace, context.kv, _policy(context, "disk"), threads=threads)
 

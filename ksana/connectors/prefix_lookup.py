@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ksana.connectors.block_store import BlockNamespace, BlockStore
-from ksana.types.kv import KVCacheConfig, SlidingWindowSpec
+from ksana.types.kv import KVCacheConfig
 
 
 class PrefixLookup:
@@ -22,9 +22,7 @@ class PrefixLookup:
     def __init__(self, store: BlockStore, namespace: BlockNamespace, kv: KVCacheConfig) -> None:
         self._store = store
         self.prefixes = [namespace.key_prefix(group_id) for group_id in range(len(kv.groups))]
-        self.window_blocks = [
-            group.spec.window_blocks if isinstance(group.spec, SlidingWindowSpec) else None for group in kv.groups
-        ]
+        self.window_blocks = [group.window_blocks for group in kv.groups]
 
     def num_blocks(self, block_hashes: Sequence[bytes], first: int, end: int) -> int | None:
         """Blocks that can be loaded behind the first ``first``, which the cache has, and not beyond ``end``.

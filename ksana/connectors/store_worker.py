@@ -15,7 +15,6 @@ from ksana.connectors.store_metadata import StoreMetadata
 from ksana.connectors.store_saves import StoreSaves
 from ksana.connectors.transfer_threads import TransferThreads
 from ksana.connectors.transfers import Transfers
-from ksana.types.kv import SlidingWindowSpec
 from ksana.types.kv_transfer import ConnectorMetadata
 
 if TYPE_CHECKING:
@@ -66,14 +65,9 @@ class StoreWorkerConnector(WorkerConnector):
             transfers,
             batch_blocks=batch_blocks,
             max_waiting_blocks=max(cache.config.num_blocks // 4, _LEAST_WAITING_BLOCKS),
-            window_groups=frozenset(i for i, group in enumerate(groups) if isinstance(group.spec, SlidingWindowSpec)),
+            window_groups=frozenset(i for i, group in enumerate(groups) if group.sliding_window is not None),
         )
         self._invalid: set[tuple[int, int]] = set()
-
-    @property
-    def num_dropped_blocks(self) -> int:
-        """Blocks that were not saved because the store was too slow."""
-        return self._saves.num_dropped
 
     @property
     def is_layerwise(self) -> bool:

@@ -9,7 +9,7 @@ from ksana.kv_events.block_hash import external_hash
 from ksana.kv_events.content import MAX_EVENT_SIZE
 from ksana.kv_events.log import EventLog
 from ksana.kv_events.publisher import KVEventPublisher
-from ksana.types.kv import KVCacheConfig, SlidingWindowSpec
+from ksana.types.kv import KVCacheConfig
 from ksana.types.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from ksana.types.request import Request
 
@@ -47,9 +47,7 @@ class KVEventRecorder:
 
     def __init__(self, config: KVCacheConfig, log: EventLog, publisher: KVEventPublisher) -> None:
         self._block_size = config.block_size
-        self._windows = [
-            group.spec.sliding_window if isinstance(group.spec, SlidingWindowSpec) else None for group in config.groups
-        ]
+        self._windows = [group.sliding_window for group in config.groups]
         self._most_blocks = max(1, MAX_EVENT_SIZE // self._block_size)
         self._log = log
         self._publisher = publisher

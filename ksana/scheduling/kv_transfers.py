@@ -312,7 +312,7 @@ class KVTransfers:
         """An asynchronous load is over: what has come becomes findable."""
         request = load.request
         self.load_time.observe(self._clock() - load.started)
-        if self._has_failed(load) and self.fails_requests:
+        if self._note_failure(load) and self.fails_requests:
             news.failed.append(request)
             return
         request.status = load.status
@@ -333,7 +333,7 @@ class KVTransfers:
 
     def _end_load_in_step(self, load: KVLoad, news: TransferNews) -> None:
         request, good = load.request, load.num_good_tokens()
-        if self._has_failed(load):
+        if self._note_failure(load):
             (news.failed if self.fails_requests else news.spoilt).append(request)
         else:
             self.swaps_in += load.status is RequestStatus.SWAPPED
@@ -343,7 +343,8 @@ class KVTransfers:
             request.num_in_flight -= good - load.num_cached_tokens
             self._kv.commit(request)
 
-    def _has_failed(self, load: KVLoad) -> bool:
+    def _note_failure(self, load: KVLoad) -> bool:
+        """Count and log a load that is over if it has failed; True if so."""
         if not load.invalid:
             return False
         request_id = load.request.request_id

@@ -8,19 +8,15 @@ watch), then waiting ones are admitted while blocks and budget last.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Set
+from collections.abc import Set
 from functools import partial
 
-from ksana.connectors.base import SchedulerConnector
-from ksana.kv.manager import KVCacheManager
 from ksana.scheduling.beam_steps import schedule_beams, update_beams
 from ksana.scheduling.kv_transfers import NO_OFFER, KVTransfers
 from ksana.scheduling.refusals import load_failed_error
 from ksana.scheduling.request_book import RequestBook
 from ksana.scheduling.request_update import RequestUpdate, append_tokens
 from ksana.scheduling.speculation import Speculator
-from ksana.types.config import KVTransferConfig, SchedulerConfig
 from ksana.types.kv import BlockCounts, cdiv
 from ksana.types.request import Request, RequestStatus
 from ksana.types.step import BlockTableUpdate, ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -35,22 +31,7 @@ class Scheduler(RequestBook):
     Not thread-safe: one thread calls it. Arguments are those of :class:`RequestBook`.
     """
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        kv: KVCacheManager,
-        *,
-        speculator: Speculator | None = None,
-        connector: SchedulerConnector | None = None,
-        transfer_config: KVTransferConfig | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(
-            config, kv, speculator=speculator, connector=connector, transfer_config=transfer_config, clock=clock
-        )
-        self._num_steps = 0
-        if speculator is not None:
-            self._max_blocks_with_drafts = kv.max_new_blocks(1 + speculator.max_tokens)
+    _num_steps = 0
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step, at the earliest when all steps but the last one have been taken in.
@@ -234,7 +215,7 @@ class Scheduler(RequestBook):
         token, and into blocks that nobody will miss: nobody is preempted for a draft.
         """
         num_running = self._num_rows
-        if not self.kv.has_free_blocks(num_running * self._max_blocks_with_drafts):
+        if not self.kv.has_free_blocks(num_running * self.kv.max_new_blocks(1 + speculator.max_tokens)):
             return 0
         limit = min(request.max_total_tokens - request.num_tokens, self.max_chunk, budget - num_running) - 1
         drafts = speculator.propose(request, num_running, limit)

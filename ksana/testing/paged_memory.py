@@ -80,7 +80,7 @@ class PagedMemory:
         """
         size = self._config.block_size
         for group_id, (group, table) in enumerate(zip(self._config.groups, tables, strict=True)):
-            window = group.spec.sliding_window if isinstance(group.spec, SlidingWindowSpec) else None
+            window = group.sliding_window
             first = 0 if window is None else max(0, start - window + 1)
             for position in range(first, end):
                 block_id = table[position // size]

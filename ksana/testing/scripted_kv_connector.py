@@ -11,7 +11,7 @@ from typing import Any
 from ksana.connectors.base import SchedulerConnector
 from ksana.kv import KVCacheManager
 from ksana.testing.paged_memory import PagedMemory, PagedMemoryExecutor
-from ksana.types.kv import SlidingWindowSpec, cdiv
+from ksana.types.kv import cdiv
 from ksana.types.kv_transfer import ConnectorMetadata, KVConnectorOutput
 from ksana.types.request import Request
 from ksana.types.step import BlockIds, ModelRunnerOutput, SchedulerOutput
@@ -177,8 +177,8 @@ class ScriptedKVConnector(SchedulerConnector):
         for last in range(end, first, -1):
             for group_id, group in groups:
                 begin = first
-                if isinstance(group.spec, SlidingWindowSpec):
-                    begin = max(first, last - cdiv(group.spec.sliding_window, size))
+                if group.window_blocks is not None:
+                    begin = max(first, last - group.window_blocks)
                 hashes = request.block_hashes[begin:last]
                 if not all((group_id, block_hash) in self.stored for block_hash in hashes):
                     break
@@ -195,7 +195,7 @@ class ScriptedKVConnector(SchedulerConnector):
         for group, ids in enumerate(self._kv.block_ids(request_id)):
             blocks = [((group, ids[i]), (group, request.block_hashes[i])) for i in range(start, end) if ids[i]]
             # The block of a window may be given back at the end of the step: it is read before.
-            is_urgent = isinstance(self._kv.config.groups[group].spec, SlidingWindowSpec)
+            is_urgent = self._kv.config.groups[group].sliding_window is not None
             self._next.transfers.append(_Transfer(request_id, blocks, is_load=False, is_urgent=is_urgent))
 
 

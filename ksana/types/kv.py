@@ -80,6 +80,11 @@ class KVCacheGroup:
         """Tokens that a query looks at, itself included; None for all."""
         return self.spec.sliding_window if isinstance(self.spec, SlidingWindowSpec) else None
 
+    @property
+    def window_blocks(self) -> int | None:
+        """See :attr:`SlidingWindowSpec.window_blocks`; None for all."""
+        return self.spec.window_blocks if isinstance(self.spec, SlidingWindowSpec) else None
+
 
 @dataclass(frozen=True, slots=True)
 class KVCacheConfig:

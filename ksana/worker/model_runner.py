@@ -9,7 +9,7 @@ from ksana.connectors.base import WorkerConnector
 from ksana.kernels.base import KernelBackend
 from ksana.kernels.batch import AttentionBatch, KVCache, ModelInputs, StepContext
 from ksana.models.base import Model
-from ksana.types.kv import SlidingWindowSpec, cdiv
+from ksana.types.kv import cdiv
 from ksana.types.kv_transfer import KVConnectorOutput
 from ksana.types.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from ksana.worker.captures import CaptureReader
@@ -158,7 +158,7 @@ class ModelRunner:
                 block_tables=tables[rows, : cdiv(longest, size)],
                 slot_mapping=slots,
                 block_size=size,
-                sliding_window=group.spec.sliding_window if isinstance(group.spec, SlidingWindowSpec) else None,
+                sliding_window=group.sliding_window,
             )
             attention.append(self._backend.build_attention_metadata(attention_batch))
         return inputs, StepContext(self._model.rotary_tables(inputs.positions), attention, self._cache)

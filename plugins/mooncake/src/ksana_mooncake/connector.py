@@ -38,7 +38,7 @@ class GlobalCacheConnector(StoreConnector):
             options,
             create_client or client_maker(options),
             block_bytes=max(group.bytes_per_block for group in context.kv.groups),
-            key_prefix=f"{context.namespace.digest}-",
+            key_prefix=context.namespace.prefix,
             master=LocalMaster(find_master(options.master_bin), options.master) if options.starts_master else None,
         )
         is_caching = context.config.cache.enable_prefix_caching
