@@ -151,6 +151,7 @@ def results_of(native: NativeCPUBackend, dtype: torch.dtype, seed: int = 0) -> l
     shape = LayerShape(dtype=dtype, hidden=72, inner=100, head_size=32, seed=seed)
     packed = native.pack_linear(random(seed, 300, 50, dtype=dtype))
     logits = native.logits(random(seed + 1, 37, 50, dtype=dtype), packed)
+    of_many_rows = native.logits(random(seed + 2, 500, 50, dtype=dtype), packed)
     temperatures, nothing = np.ones(37, dtype=np.float32), np.zeros(37, dtype=np.float32)
     sampled = [
         *native.argmax(logits),
@@ -160,7 +161,7 @@ def results_of(native: NativeCPUBackend, dtype: torch.dtype, seed: int = 0) -> l
     ]
     norms = native.rms_norm(random(seed, 50, 72, dtype=dtype), random(seed, 72, dtype=dtype), 1e-5)
     layer = LayerRun(native, shape, 70, 1).prompt(hidden_states(shape, seed, 70), chunk=70)
-    return [logits, *map(torch.from_numpy, sampled), norms, layer]
+    return [logits, of_many_rows, *map(torch.from_numpy, sampled), norms, layer]
 
 
 @BOTH

@@ -22,6 +22,7 @@ constexpr int kRows = 2;
 constexpr int kRowsOfMany = kRows;
 #endif
 constexpr int64_t kRowBlock = 192;  // rows that a task multiplies with one panel: they stay in the second-level cache
+constexpr int64_t kRowsOfThread = 48;  // that are worth reading all of the weight for
 constexpr int kPrefetch = 1024;     // bytes ahead of the weights in use
 
 inline int64_t num_panels(const Linear& linear) {
@@ -367,13 +368,18 @@ inline const float* group_sums(const T* x, int64_t ldx, int64_t m, const Linear&
 // bias in them.
 template <class T, class Finish>
 void product(const T* x, int64_t ldx, int64_t m, const Linear& linear, const Finish& finish) {
-  const int64_t panels = num_panels(linear), row_blocks = cdiv(m, kRowBlock);
+  const int64_t panels = num_panels(linear);
   const float* sums = group_sums(x, ldx, m, linear);
   const int64_t sums_of_row = sums == nullptr ? 0 : cdiv(linear.in_features, linear.group_size);
-  // A thread reads neighbouring panels, as one long stream: memory is fastest so.
-  const int64_t chunks = min64(panels, ThreadPool::instance().size());
-  ThreadPool::instance().run(chunks * row_blocks, [&](int64_t task) {
-    const int64_t chunk = task % chunks, first = task / chunks * kRowBlock, rows = min64(kRowBlock, m - first);
+  // Of many rows, a thread takes some with all panels: what it reads was mostly written by itself. Of few, it takes all
+  // with some panels, which it reads as one long stream: memory is fastest so.
+  const int64_t threads = ThreadPool::instance().size();
+  const bool by_rows = m >= threads * kRowsOfThread;
+  const int64_t row_blocks = by_rows ? threads * cdiv(m, threads * kRowBlock) : cdiv(m, kRowBlock);
+  const int64_t chunks = by_rows ? 1 : min64(panels, threads);
+  ThreadPool::instance().run(row_blocks * chunks, [&](int64_t task) {
+    const int64_t block = task % row_blocks, chunk = task / row_blocks;
+    const int64_t first = m * block / row_blocks, rows = m * (block + 1) / row_blocks - first;
     for (int64_t panel = panels * chunk / chunks; panel < panels * (chunk + 1) / chunks; ++panel) {
       alignas(64) float out[kRowBlock][kPanel];
       tiles_of_panel(x + first * ldx, ldx, rows, panel, linear, sums + first * sums_of_row, out);

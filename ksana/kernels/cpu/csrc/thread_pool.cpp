@@ -16,8 +16,6 @@ constexpr uint64_t kCountMask = (uint64_t{1} << kCountBits) - 1;
 constexpr int kWorkerSpins = 4000;   // of a worker before it sleeps: a tenth of a millisecond or so
 constexpr int kCallerSpins = 20000;  // of a caller before it lets others have the processor
 
-uint64_t job_of(uint64_t state) { return state >> kCountBits; }
-
 void pause() {
 #if defined(__x86_64__)
   _mm_pause();
@@ -50,12 +48,13 @@ int ThreadPool::resize(int threads) {
   for (auto& worker : workers_) worker.join();
   workers_.clear();
   stopping_ = false;
-  const uint64_t seen = job_of(state_);
+  const uint64_t seen = job_;
   try {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, seen] { work(seen); });
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i, seen] { work(i, seen); });
   } catch (const std::exception&) {  // of a limit on threads or memory
   }
   const int size = static_cast<int>(workers_.size()) + 1;
+  shares_ = std::make_unique<Share[]>(size);
   size_.store(size, std::memory_order_relaxed);
   return size;
 }
@@ -65,15 +64,18 @@ void ThreadPool::launch(int64_t count, Function function, const void* context) {
   function_ = function;
   context_ = context;
   unfinished_.store(count, std::memory_order_relaxed);
-  const uint64_t job = (job_of(state_.load(std::memory_order_relaxed)) + 1) & kCountMask;
-  state_.store(job << kCountBits | static_cast<uint64_t>(count), std::memory_order_seq_cst);
+  const uint64_t job = (job_.load(std::memory_order_relaxed) + 1) & kCountMask;
+  for (int i = 0; i < size(); ++i)
+    shares_[i].state.store(job << kCountBits | static_cast<uint64_t>(first_task(i + 1) - first_task(i)),
+                           std::memory_order_release);
+  job_.store(job, std::memory_order_seq_cst);
   if (sleeping_.load(std::memory_order_seq_cst) > 0) {
     {
       std::lock_guard<std::mutex> lock(sleep_mutex_);
     }
     wake_.notify_all();
   }
-  drain(job);
+  drain(0, job);
   for (int spins = 0; unfinished_.load(std::memory_order_acquire) > 0;) {
     if (++spins < kCallerSpins)
       pause();
@@ -82,39 +84,42 @@ void ThreadPool::launch(int64_t count, Function function, const void* context) {
   }
 }
 
-bool ThreadPool::take(uint64_t job, int64_t* index) {
-  uint64_t state = state_.load(std::memory_order_acquire);
-  while (job_of(state) == job && (state & kCountMask) != 0) {
-    if (state_.compare_exchange_weak(state, state - 1, std::memory_order_acq_rel)) {
-      *index = count_ - static_cast<int64_t>(state & kCountMask);
-      return true;
+// Returns how many tasks were left, or 0 if none was.
+int64_t ThreadPool::Share::take(uint64_t job) {
+  uint64_t before = state.load(std::memory_order_acquire);
+  while (before >> kCountBits == job && (before & kCountMask) != 0)
+    if (state.compare_exchange_weak(before, before - 1, std::memory_order_acq_rel))
+      return static_cast<int64_t>(before & kCountMask);
+  return 0;
+}
+
+void ThreadPool::drain(int thread, uint64_t job) {
+  int64_t finished = 0;
+  for (int i = 0; i < size(); ++i) {
+    const int share = (thread + i) % size();
+    while (const int64_t left = shares_[share].take(job)) {
+      function_(context_, first_task(share + 1) - left);
+      ++finished;
     }
   }
-  return false;
+  if (finished > 0) unfinished_.fetch_sub(finished, std::memory_order_release);
 }
 
-void ThreadPool::drain(uint64_t job) {
-  for (int64_t index; take(job, &index);) {
-    function_(context_, index);
-    unfinished_.fetch_sub(1, std::memory_order_release);
-  }
-}
-
-void ThreadPool::work(uint64_t seen) {
+void ThreadPool::work(int thread, uint64_t seen) {
   while (true) {
-    for (int spins = 0; job_of(state_.load(std::memory_order_acquire)) == seen && !stopping_;) {
+    for (int spins = 0; job_.load(std::memory_order_acquire) == seen && !stopping_;) {
       if (++spins < kWorkerSpins) {
         pause();
         continue;
       }
       std::unique_lock<std::mutex> lock(sleep_mutex_);
       sleeping_.fetch_add(1, std::memory_order_seq_cst);
-      wake_.wait(lock, [&] { return job_of(state_.load(std::memory_order_seq_cst)) != seen || stopping_; });
+      wake_.wait(lock, [&] { return job_.load(std::memory_order_seq_cst) != seen || stopping_; });
       sleeping_.fetch_sub(1, std::memory_order_seq_cst);
     }
     if (stopping_) return;
-    seen = job_of(state_.load(std::memory_order_acquire));
-    drain(seen);
+    seen = job_.load(std::memory_order_acquire);
+    drain(thread, seen);
   }
 }
 

@@ -1,10 +1,14 @@
 // One pool of threads for all kernels. Workers spin for a moment after each job, since the next one is usually only
 // microseconds away, and then sleep.
+//
+// Every thread has a share of a job's tasks, neighbours of each other, and helps the others when it is done with it: as
+// long as jobs divide the same rows, a thread finds in its own caches what it has written in the job before.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -40,18 +44,25 @@ class ThreadPool {
  private:
   using Function = void (*)(const void*, int64_t);
 
+  // The job's number and how many tasks of the share nobody has taken yet. Both in one word: a worker that wakes up
+  // late finds either tasks of a job whose description below still stands, or none. On cache lines of its own.
+  struct alignas(128) Share {
+    std::atomic<uint64_t> state{0};
+
+    int64_t take(uint64_t job);
+  };
+
   void launch(int64_t count, Function function, const void* context);
-  bool take(uint64_t job, int64_t* index);
-  void drain(uint64_t job);
-  void work(uint64_t seen);
+  int64_t first_task(int64_t share) const { return count_ * share / size(); }
+  void drain(int thread, uint64_t job);
+  void work(int thread, uint64_t seen);
 
   std::vector<std::thread> workers_;
   std::atomic<int> size_{1};  // for callers, who may come while the pool changes
   std::mutex mutex_;          // held by the caller whose job runs
+  std::unique_ptr<Share[]> shares_;
 
-  // The job's number and how many of its tasks nobody has taken yet. Both in one word: a worker that wakes up late
-  // finds either tasks of a job whose description below still stands, or none.
-  std::atomic<uint64_t> state_{0};
+  std::atomic<uint64_t> job_{0};  // its number
   std::atomic<int64_t> unfinished_{0};
   int64_t count_ = 0;
   Function function_ = nullptr;
