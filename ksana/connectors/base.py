@@ -15,9 +15,11 @@ the worker reports the request in ``finished_sending``; when it is preempted, ``
 first. Blocks of a sliding window are given back while the request runs: they may be read until the end of the next
 ``start_load_kv``, no longer.
 
-A step that fails takes the one behind it along: that one never reaches the worker. Its requests end, but what waits for
-transfers that it described still waits, so these are to be made in the next step. An asynchronous load that was
-announced to the scheduler side is always reported, whatever has become of its request.
+If computing a step raises, its requests end and their blocks get other owners. So the worker still calls
+``wait_for_layer_load`` for the last layer, and ``wait_for_save``. Such a step takes the one behind it along, which
+never reaches the worker. Its requests end as well, but what waits for transfers that it described still waits, so these
+are to be made in the next step. An asynchronous load that was announced to the scheduler side is always reported,
+whatever has become of its request.
 """
 
 from __future__ import annotations
@@ -110,7 +112,8 @@ class SchedulerConnector(ABC):
     def request_preempted(self, request: Request) -> None:
         """The request is about to lose its blocks, and to be computed again later. Forget what refers to them.
 
-        Also when a load or a swap of it has taken too long. A load that is still under way then is reported as ever,
+        Also when a load or a swap of it has taken too long, and when blocks of a request that has ended are kept no
+        longer: what would be read there from then on is another's. A load that is still under way is reported as ever,
         though the request may have got other blocks meanwhile.
         """
 
@@ -131,10 +134,10 @@ class SchedulerConnector(ABC):
 class WorkerConnector(ABC):
     """Moves blocks on the thread that computes, and on threads of its own.
 
-    In a step the worker calls, in this order: ``handle_preemptions``, ``start_load_kv``; for each layer, if
-    ``is_layerwise``, ``wait_for_layer_load`` before it and ``save_kv_layer`` after it, otherwise
-    ``wait_for_layer_load`` of the last layer before all of them; ``wait_for_save``; ``get_finished`` and
-    ``get_invalid_blocks``.
+    In a step the worker calls, in this order: ``handle_preemptions``, ``start_load_kv`` (between the two it makes the
+    step's block copies, whose sources may be free by now and be loaded into); for each layer, if ``is_layerwise``,
+    ``wait_for_layer_load`` before it and ``save_kv_layer`` after it, otherwise ``wait_for_layer_load`` of the last
+    layer before all of them; ``wait_for_save``; ``get_finished`` and ``get_invalid_blocks``.
     """
 
     @property
@@ -150,7 +153,10 @@ class WorkerConnector(ABC):
         """Blocks of preempted requests are about to be written by others: end all reading from them. May wait."""
 
     def wait_for_layer_load(self, layer_index: int) -> None:
-        """Wait until what the present step loads synchronously is there, for the layers up to this one."""
+        """Wait until what the present step loads synchronously is there, for the layers up to this one.
+
+        Behind the last layer nothing writes for the step any more, whether all has come or not.
+        """
 
     def save_kv_layer(self, layer_index: int) -> None:
         """The step has written keys and values of this layer."""

@@ -75,7 +75,11 @@ class BlockStore(ABC):
 
     @abstractmethod
     def put(self, keys: Sequence[str], buffers: Sequence[BlockBuffers]) -> list[bool]:
-        """Copy blocks from memory, replacing nothing. False for each for which there was no room."""
+        """Copy blocks from memory, replacing nothing. False for each for which there was no room.
+
+        One that takes longer than some seconds may see the memory change, and store a mixture: :meth:`get` must find
+        that damaged.
+        """
 
     def touch(self, keys: Sequence[str]) -> list[bool]:
         """Which blocks are stored; those have been used just now, the last of ``keys`` latest. May block.
@@ -97,7 +101,10 @@ class BlockStore(ABC):
         """Return pins, of keys that :meth:`pin` has returned."""
 
     def clear(self) -> None:
-        """Forget everything of this engine's namespace."""
+        """Forget everything of this engine's namespace.
+
+        Called on the engine's thread: what takes long goes on in the background, and meanwhile nothing is found.
+        """
 
     def close(self) -> None:
         """Give back memory, files and connections; at most a few seconds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ksana.connectors.block_file import DamagedBlockError, file_size, read_block, write_block
 from ksana.connectors.block_store import BlockStore
+from ksana.connectors.transfer_threads import TransferThreads
 from ksana.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,8 +32,13 @@ _UNFINISHED_SUFFIX = ".part"
 _OUR_NAME = re.compile(r"[0-9A-Za-z-]+(\.kv|\.[0-9]+-[0-9]+\.part)")
 _UNFINISHED_AGE_S = 3600.0
 """What nobody has finished for so long, nobody will."""
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors that say nothing about the file."""
 _PAUSE_S = 5.0
 """After a failure to write, nothing is written for so long."""
+_CLEARING_TIMEOUT_S = 1.0
+"""Who has something to write waits so long for older files to be removed."""
+_STOP_TIMEOUT_S = 3.0
 
 
 class DiskStore(BlockStore):
@@ -61,7 +68,13 @@ class DiskStore(BlockStore):
         self._paused_until = 0.0
         self._warned: set[str] = set()
         self._numbers = itertools.count()
+        # Two engines in containers may have the same process number.
+        self._name = int.from_bytes(os.urandom(8), "big")
         self._lock = threading.Lock()
+        self._cleared = threading.Condition(self._lock)
+        self._num_clears = 0  # asked for
+        self._num_cleared = 0  # done
+        self._thread = TransferThreads(1, "ksana-kv-disk")
         try:
             self._make_folder()
             if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
@@ -76,6 +89,8 @@ class DiskStore(BlockStore):
 
     def contains(self, keys: Sequence[str]) -> int:
         """Looks at the folder for what is not known yet: another engine may have stored it."""
+        if self._is_clearing():
+            return 0
         for count, key in enumerate(keys):
             if key not in self._sizes and not self._discover(key):
                 return count
@@ -91,13 +106,29 @@ class DiskStore(BlockStore):
         return [self._touch(key) or self._write(key, block) for key, block in zip(keys, buffers, strict=True)]
 
     def clear(self) -> None:
-        """Remove the files of this engine's namespace. Takes some milliseconds for each hundred of them."""
-        self._scan()
+        """Forget this engine's namespace at once; a thread removes its files, some milliseconds for each hundred."""
         with self._lock:
-            keys = list(self._sizes)
-        for key in keys:
-            if key.startswith(self._prefix):
+            self._num_clears += 1
+        self._thread.submit(self._remove_all, priority=0)
+
+    def close(self) -> None:
+        self._thread.stop(_STOP_TIMEOUT_S)
+
+    def _is_clearing(self) -> bool:
+        """True while files are there that nobody shall find."""
+        return self._num_cleared < self._num_clears
+
+    def _remove_all(self) -> None:
+        try:
+            self._scan()
+            with self._lock:
+                keys = [key for key in self._sizes if key.startswith(self._prefix)]
+            for key in keys:
                 self._remove(key)
+        finally:
+            with self._cleared:
+                self._num_cleared += 1
+                self._cleared.notify_all()
 
     def _path(self, key: str) -> Path:
         assert _SAFE_KEY.fullmatch(key), f"{key!r} is no name for a file"
@@ -118,7 +149,7 @@ class DiskStore(BlockStore):
 
     def _touch(self, key: str) -> bool:
         """Whether the file is there; if so, it has been used just now, for all engines that share the folder."""
-        if key not in self._sizes and not self._discover(key):
+        if self._is_clearing() or (key not in self._sizes and not self._discover(key)):
             return False
         try:
             os.utime(self._path(key))
@@ -132,6 +163,8 @@ class DiskStore(BlockStore):
         return True
 
     def _read(self, key: str, block: BlockBuffers) -> bool:
+        if self._is_clearing():
+            return False
         try:
             descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
@@ -143,7 +176,10 @@ class DiskStore(BlockStore):
             return False
         except OSError as error:
             self._warn("read", error)
-            self._forget(key)
+            if error.errno in _SHORTAGES:
+                self._forget(key)
+            else:
+                self._remove(key)  # or it would be found again and again, and never come
             return False
         except DamagedBlockError as error:
             self._warn("used", error)
@@ -155,9 +191,14 @@ class DiskStore(BlockStore):
         size = file_size(key, block)
         if size > self._max_bytes or time.monotonic() < self._paused_until:
             return False
+        with self._cleared:
+            if not self._cleared.wait_for(lambda: not self._is_clearing(), _CLEARING_TIMEOUT_S):
+                self._paused_until = time.monotonic() + _PAUSE_S
+                return False
+            num_clears = self._num_clears
         self._make_room(size)
         path = self._path(key)
-        unfinished = path.with_name(f"{key}.{os.getpid()}-{next(self._numbers)}{_UNFINISHED_SUFFIX}")
+        unfinished = path.with_name(f"{key}.{self._name}-{next(self._numbers)}{_UNFINISHED_SUFFIX}")
         try:
             self._write_file(unfinished, key, block)
             unfinished.replace(path)
@@ -169,6 +210,9 @@ class DiskStore(BlockStore):
                 self._make_folder()
             return False
         self._remember(key, size)
+        if num_clears != self._num_clears:
+            self._remove(key)  # it is from before
+            return False
         return True
 
     def _write_file(self, path: Path, key: str, block: BlockBuffers) -> None:

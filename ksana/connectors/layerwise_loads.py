@@ -33,7 +33,7 @@ class LayerwiseLoads:
 
     Args:
         store: whose blocks are pinned as long as they are loaded.
-        on_lost: told of blocks that are not there.
+        on_lost: told of blocks that are not there, or could not be copied.
     """
 
     def __init__(
@@ -55,21 +55,22 @@ class LayerwiseLoads:
         return bool(self._awaited)
 
     def start(self, load: Load) -> None:
-        """Begin a load."""
-        slots = self._store.slots_of(load.blocks.keys)
-        is_found = [found is not None for found in slots]
-        self._on_lost(load.blocks.select([not found for found in is_found]))
-        blocks, found_slots = load.blocks.select(is_found), [found for found in slots if found is not None]
+        """Begin a load. A block that is not pinned may go at any time, and counts as lost."""
+        pinned = set(load.pinned)
+        is_pinned = [key in pinned for key in load.blocks.keys]
+        self._on_lost(load.blocks.select([not is_kept for is_kept in is_pinned]))
+        blocks = load.blocks.select(is_pinned)
+        slots = self._store.slots_of(blocks.keys)
         layers = []
         for group_id, places, block_ids in self._views.buffers(blocks).by_group():
-            group_slots = np.array([found_slots[place] for place in places])
+            group_slots = np.array([slots[place] for place in places])
             for number, (index, memory) in enumerate(self._views.layers(group_id)):
                 layers.append((index, _Layer(memory, block_ids, group_slots[:, number], threading.Event())))
         layers.sort(key=lambda layer: layer[0])
         self._awaited = sorted([*self._awaited, *layers], key=lambda layer: layer[0])
         num_left = _Countdown(len(layers), partial(self._store.unpin, load.pinned))
         for _, layer in layers:
-            self._threads.submit(partial(self._copy, layer, num_left), priority=_PRIORITY)
+            self._threads.submit(partial(self._copy, layer, blocks, num_left), priority=_PRIORITY)
 
     def wait(self, layer_index: int) -> None:
         """Wait for all layers up to this one.
@@ -82,9 +83,12 @@ class LayerwiseLoads:
                 raise RuntimeError(f"blocks have not been loaded for {_TIMEOUT_S:.0f} s")
             del self._awaited[0]
 
-    def _copy(self, layer: _Layer, num_left: _Countdown) -> None:
+    def _copy(self, layer: _Layer, blocks: BlockList, num_left: _Countdown) -> None:
         try:
             self._store.read_layer(layer.slots, layer.memory, layer.block_ids)
+        except Exception:
+            self._on_lost(blocks)
+            raise
         finally:
             num_left.count()
             layer.is_there.set()

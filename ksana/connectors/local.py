@@ -18,7 +18,6 @@ logger = logging.getLogger(__name__)
 _MAX_SYNC_BYTES = 64 * 2**20
 """Copied in less time than it takes to give a step away and come back."""
 
-
 _MEMORY_BATCH_BLOCKS = 64
 """Blocks for one call: copying many at once leaves the interpreter to others."""
 
@@ -56,7 +55,10 @@ def create_memory_connector(context: ConnectorContext) -> StoreConnector:
 def create_disk_connector(context: ConnectorContext) -> StoreConnector:
     """Files behind the cache. Raises UsageError if they cannot be written."""
     transfer = context.config.kv_transfer
-    folder = Path(transfer.disk_path).expanduser() if transfer.disk_path else default_folder()
+    try:
+        folder = Path(transfer.disk_path).expanduser() if transfer.disk_path else default_folder()
+    except RuntimeError as error:
+        raise UsageError(f"no KV cache on disk: {error}; say where with --kv-disk-path") from None
     logger.info("KV cache on disk: %s, up to %.0f MiB", folder, transfer.disk_max_bytes / 2**20)
     store = DiskStore(folder, transfer.disk_max_bytes, context.namespace.prefix)
     threads = context.config.cache.swap_threads

@@ -92,12 +92,15 @@ class MemoryStore(BlockStore):
                 if entry is not None and entry.is_readable:
                     self._pin(entry)
                     found.append((place, entry))
-        self._copy(found, buffers, is_load=True)
+        try:
+            self._copy(found, buffers, is_load=True)
+        finally:
+            with self._lock:
+                for _, entry in found:
+                    self._unpin(entry)
         has_come = [False] * len(keys)
-        with self._lock:
-            for place, entry in found:
-                has_come[place] = True
-                self._unpin(entry)
+        for place, _ in found:
+            has_come[place] = True
         return has_come
 
     def put(self, keys: Sequence[str], buffers: Sequence[BlockBuffers]) -> list[bool]:
@@ -112,11 +115,10 @@ class MemoryStore(BlockStore):
         self._fill(begun, buffers)
         return stored
 
-    def slots_of(self, keys: Sequence[str]) -> list[list[int] | None]:
-        """Where the layers of blocks lie, which is of use for pinned ones; None for what is missing."""
+    def slots_of(self, pinned: Sequence[str]) -> list[list[int]]:
+        """Where the layers of blocks lie that :meth:`pin` has returned; as long as they are pinned, they stay there."""
         with self._lock:
-            entries = [self._entries.get(key) for key in keys]
-        return [entry.slots if entry is not None and entry.is_complete else None for entry in entries]
+            return [self._entries[key].slots for key in pinned]
 
     def read_layer(self, slots: np.ndarray, layer: np.ndarray, block_ids: np.ndarray) -> None:
         """Copy a layer of several blocks: from slots to rows of ``layer``, uint8 [blocks, bytes of a block]."""
@@ -204,12 +206,17 @@ class MemoryStore(BlockStore):
         return entry
 
     def _fill(self, begun: list[tuple[int, _Entry]], buffers: Sequence[BlockBuffers]) -> None:
-        """Copy content to places that are pinned for it, and return these pins."""
-        self._copy(begun, buffers, is_load=False)
-        with self._lock:
-            for _, entry in begun:
-                entry.is_complete = True
-                self._unpin(entry)
+        """Copy content to places that are pinned for it, and return these pins. What cannot be copied is forgotten."""
+        is_copied = False
+        try:
+            self._copy(begun, buffers, is_load=False)
+            is_copied = True
+        finally:
+            with self._lock:
+                for _, entry in begun:
+                    entry.is_complete = is_copied
+                    entry.is_discarded |= not (is_copied or entry.is_reserved)
+                    self._unpin(entry)
 
     def _copy(self, entries: list[tuple[int, _Entry]], buffers: Sequence[BlockBuffers], *, is_load: bool) -> None:
         """Copy pinned blocks from the slab, or to it; each stands beside its place among the buffers."""

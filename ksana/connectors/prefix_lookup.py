@@ -40,18 +40,24 @@ class PrefixLookup:
 
     def _last_endpoint(self, block_hashes: Sequence[bytes], first: int, end: int) -> int | None:
         """The same where full attention allows every end up to ``end``."""
+        last = end
+        windows: list[tuple[str, int, list[str]]] = [
+            (prefix, window, [])
+            for prefix, window in zip(self.prefixes, self.window_blocks, strict=True)
+            if window is not None
+        ]
         is_settled = False
         while not is_settled and first < end:
             is_settled = True
-            for prefix, window in zip(self.prefixes, self.window_blocks, strict=True):
-                if window is None:
-                    continue
-                # Backwards: the last one that is missing is the first to be found.
-                needed = range(end - 1, max(first, end - window) - 1, -1)
-                count = self._store.contains([prefix + block_hashes[index].hex() for index in needed])
+            for prefix, window, keys in windows:
+                # Backwards: the last one that is missing is the first to be found. Each key is made once.
+                start = max(first, end - window)
+                keys += [prefix + hash_.hex() for hash_ in block_hashes[start : last - len(keys)][::-1]]
+                needed = keys[last - end : last - start]
+                count = self._store.contains(needed)
                 if count is None:
                     return None
                 if count < len(needed):
-                    end = needed[count]
+                    end -= count + 1
                     is_settled = False
         return max(end - first, 0)

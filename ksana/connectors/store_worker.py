@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ksana.kernels.batch import KVCache
 
 _USED_PRIORITY = 2
+_MOST_WAITING_TASKS = 256
+"""If there are more, the store is too slow to be told in what order blocks were used."""
 _LEAST_WAITING_BLOCKS = 64
 _STOP_TIMEOUT_S = 3.0
 
@@ -118,5 +120,5 @@ class StoreWorkerConnector(WorkerConnector):
                 self._saves.skip(save)
             else:
                 self._saves.start(save)
-        if work.used_keys:
+        if work.used_keys and self._threads.num_waiting < _MOST_WAITING_TASKS:
             self._threads.submit(partial(self._store.touch, work.used_keys), priority=_USED_PRIORITY)

@@ -33,6 +33,11 @@ class TransferThreads:
         self._is_started = False
         self.count = count
 
+    @property
+    def num_waiting(self) -> int:
+        """Tasks that no thread has taken yet."""
+        return self._tasks.qsize()
+
     def submit(self, task: Callable[[], object], *, priority: int) -> None:
         """Have a task run; a lower priority comes first. What it raises is logged."""
         if not self._is_started:

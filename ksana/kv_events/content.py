@@ -79,12 +79,16 @@ class CacheContent:
         }
         return twin
 
-    def as_events(self) -> Iterator[KVCacheEvent]:
-        """Events that make this content out of any other: all cleared, then parents stored before their children."""
+    def as_events(self, max_event_size: int = MAX_EVENT_SIZE) -> Iterator[KVCacheEvent]:
+        """Events that make this content out of any other: all cleared, then parents stored before their children.
+
+        Args:
+            max_event_size: tokens of one event, or one block.
+        """
         yield AllBlocksCleared()
         for group_id, group in self.groups.items():
             for run in _runs(group.blocks):
-                most = max(1, MAX_EVENT_SIZE // group.block_size)
+                most = max(1, max_event_size // group.block_size)
                 for start in range(0, len(run), most):
                     yield _stored(group_id, group, run[start : start + most])
 

@@ -8,15 +8,20 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ksana.kv_events.content import CacheContent
+from ksana.kv_events.content import MAX_EVENT_SIZE, CacheContent
 from ksana.kv_events.wire import decode_id, encode_batch
 from ksana.types.kv_events import BlockRemoved, BlockStored, EventBatch, KVCacheEvent
 
-MAX_BATCH_SIZE = 32 * 1024
-"""Tokens and hashes of a batch, of 9 bytes each at most, beyond which the next event begins another one: a NATS server
-takes messages of 1 MiB."""
+MAX_BATCH_BYTES = 256 * 1024
+"""Bytes of a batch beyond which the next event begins another one: a NATS server takes messages of 1 MiB by default."""
+
+_HASH_BYTES = 9
+_TOKEN_BYTES = 5
+_OTHER_BYTES = 128
+"""Of an event, or a batch, beside its lists: more than there ever are."""
 
 _MAX_RING_BYTES = 64 * 2**20
+_BATCHES_A_TURN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +73,48 @@ class EventLog:
         with self._lock:
             return self._kept_after(event_id, limit)
 
-    def answer(self, request: bytes) -> Iterator[EncodedBatch]:
+    def answer(self, request: bytes, max_bytes: int = MAX_BATCH_BYTES) -> Iterator[EncodedBatch]:
         """What a consumer needs that lacks everything from an id on.
 
-        These are the batches from that one on, or a dump if some of them are no longer kept. One who asks for ids that
-        have not been given yet knows another engine, that was here before, and gets a dump too.
+        These are the batches from that one on, or a dump if some of them are no longer kept, or too large. One who asks
+        for ids that have not been given yet knows another engine, that was here before, and gets a dump too. It ends
+        early for who reads so slowly that batches have gone meanwhile: the next answer is a dump then.
+
+        Args:
+            max_bytes: the largest payload that can be sent.
 
         Raises:
             ValueError: the request is no id.
         """
         event_id = decode_id(request)
         with self._lock:
-            if self._next_id - len(self._ring) <= event_id <= self._next_id:
-                return iter(self._kept_after(event_id - 1))
-        return self.dump()
+            is_kept = self._next_id - len(self._ring) <= event_id <= self._next_id
+            if is_kept and all(len(batch.payload) <= max_bytes for batch in self._kept_after(event_id - 1)):
+                return self._replay(event_id, self._next_id)
+        return self.dump(max_bytes)
 
-    def dump(self) -> Iterator[EncodedBatch]:
-        """The whole content, in batches that all have the id of the last one that is part of it."""
+    def dump(self, max_bytes: int = MAX_BATCH_BYTES) -> Iterator[EncodedBatch]:
+        """The whole content, in batches that all have the id of the last one that is part of it.
+
+        Args:
+            max_bytes: of a payload; one block at least is in each all the same.
+        """
         with self._lock:
             content, event_id, ts = self._content.copy(), self.last_id, self._ts
-        for part in _parts(content.as_events()):
+        max_bytes = min(max_bytes, MAX_BATCH_BYTES)
+        # Half a batch an event at most, however small blocks are.
+        events = content.as_events(min(MAX_EVENT_SIZE, max_bytes // (2 * (_HASH_BYTES + _TOKEN_BYTES))))
+        for part in _parts(events, max_bytes):
             yield EncodedBatch(event_id, encode_batch(EventBatch(event_id, ts, part)))
+
+    def _replay(self, first_id: int, end_id: int) -> Iterator[EncodedBatch]:
+        """Batches that are kept, taken some at a time: who reads slowly must not keep them from being forgotten."""
+        while first_id < end_id:
+            batches = self.after(first_id - 1, min(_BATCHES_A_TURN, end_id - first_id))
+            if batches[0].event_id != first_id:
+                return
+            yield from batches
+            first_id += len(batches)
 
     def _kept_after(self, event_id: int, limit: int | None = None) -> list[EncodedBatch]:
         num_kept = len(self._ring)
@@ -101,22 +127,27 @@ class EventLog:
             self._ring_bytes -= len(self._ring.popleft().payload)
 
 
-def _parts(events: Iterable[KVCacheEvent]) -> Iterator[tuple[KVCacheEvent, ...]]:
+def _parts(events: Iterable[KVCacheEvent], max_bytes: int = MAX_BATCH_BYTES) -> Iterator[tuple[KVCacheEvent, ...]]:
     """Events in groups that are no longer than a batch may be, but for one event that is."""
     part: list[KVCacheEvent] = []
-    size = 0
+    size = _OTHER_BYTES
     for event in events:
-        more = _size_of(event)
-        if part and size + more > MAX_BATCH_SIZE:
+        more = _num_bytes(event)
+        if part and size + more > max_bytes:
             yield tuple(part)
-            part, size = [], 0
+            part, size = [], _OTHER_BYTES
         part.append(event)
         size += more
     if part:
         yield tuple(part)
 
 
-def _size_of(event: KVCacheEvent) -> int:
+def _num_bytes(event: KVCacheEvent) -> int:
+    """Most bytes that an event takes as it travels."""
+    if isinstance(event, BlockRemoved):
+        return _OTHER_BYTES + _HASH_BYTES * len(event.block_hashes)
     if isinstance(event, BlockStored):
-        return len(event.token_ids) + len(event.block_hashes)
-    return len(event.block_hashes) if isinstance(event, BlockRemoved) else 1
+        keys = sum(_OTHER_BYTES + 4 * len(key) for key in event.extra_keys)
+        hashes = (_HASH_BYTES + 1) * len(event.block_hashes)  # and none of the extra keys for each
+        return _OTHER_BYTES + hashes + _TOKEN_BYTES * len(event.token_ids) + keys
+    return _OTHER_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from ksana.kv_events.publisher import KVEventPublisher
 from ksana.types.kv import KVCacheConfig
 from ksana.types.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from ksana.types.request import Request
+
+_LONGEST_SALT = 256
+"""Characters."""
 
 
 @dataclass(slots=True)
@@ -121,8 +125,15 @@ class KVEventRecorder:
 
 
 def _extra_keys(request: Request, first_hash: bytes) -> tuple[str | bytes, ...]:
-    keys: list[str | bytes] = [request.cache_salt] if request.cache_salt else []
+    keys: list[str | bytes] = [_short(request.cache_salt)] if request.cache_salt else []
     if request.embeddings:
         # The hash covers them, so it stands for them, and they need not be digested once more.
         keys.append(first_hash)
     return tuple(keys)
+
+
+def _short(salt: str) -> str:
+    """A salt, or what stands for one: clients send salts of any length, and messages have a limit."""
+    if len(salt) <= _LONGEST_SALT:
+        return salt
+    return f"sha256:{hashlib.sha256(salt.encode('utf-8', 'surrogatepass')).hexdigest()}"

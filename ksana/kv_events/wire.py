@@ -20,6 +20,8 @@ END_ID = 2**64 - 1
 """In place of an id, with nothing behind it: the answer to a request is complete."""
 
 _DATA_PARALLEL_RANK = 0
+_UNICODE_ERRORS = "surrogatepass"
+"""A salt may be any string of Python's."""
 
 _FULL_ATTENTION = "full_attention"
 _SLIDING_WINDOW = "sliding_window"
@@ -39,14 +41,15 @@ def decode_id(data: bytes) -> int:
 
 def encode_batch(batch: EventBatch) -> bytes:
     """All of a batch but its id."""
-    packed: bytes = msgpack.packb([batch.ts, [_pack(event) for event in batch.events], _DATA_PARALLEL_RANK])
+    events = [_pack(event) for event in batch.events]
+    packed: bytes = msgpack.packb([batch.ts, events, _DATA_PARALLEL_RANK], unicode_errors=_UNICODE_ERRORS)
     return packed
 
 
 def decode_batch(event_id: int, payload: bytes) -> EventBatch:
     """The opposite of :func:`encode_batch`. Raises ValueError if ``payload`` is no batch."""
     try:
-        ts, events, *_ = msgpack.unpackb(payload)
+        ts, events, *_ = msgpack.unpackb(payload, unicode_errors=_UNICODE_ERRORS)
         return EventBatch(event_id, float(ts), tuple(_unpack(*event) for event in events))
     except (TypeError, ValueError, msgpack.UnpackException) as error:
         raise ValueError(f"not a batch of KV events: {error}") from error

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import stat
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ksana.connectors import disk_store
 from ksana.connectors.block_file import file_size
 from ksana.connectors.disk_store import DiskStore
 from ksana.errors import UsageError
+from ksana.testing.waiting import wait_until
 
 LAYERS, SIZE = 3, 1000
 
@@ -130,6 +135,27 @@ def test_a_file_that_has_gone_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptur
     assert put(store, "k-a") == [True]
 
 
+@pytest.mark.parametrize(("number", "is_kept"), [(errno.EACCES, False), (errno.EIO, False), (errno.EMFILE, True)])
+def test_a_file_that_cannot_be_read_is_not_found_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_kept: bool
+) -> None:
+    """Every request with that prefix would wait for a load that fails; unless it is not the file that fails."""
+    store, real = DiskStore(tmp_path, 100 * FILE_SIZE), os.open
+    put(store, "k-a")
+
+    def fail(path: str, flags: int, *arguments: int) -> int:
+        if flags & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(number, "planted")
+        return real(path, flags, *arguments)
+
+    monkeypatch.setattr(os, "open", fail)
+    assert read(store, "k-a") is None
+    assert store.contains(["k-a"]) == is_kept
+    monkeypatch.undo()
+    assert put(store, "k-a") == [True]
+    assert read(store, "k-a") == ord("a")
+
+
 def test_without_its_folder_the_store_stores_nothing_and_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +229,55 @@ def test_clearing_leaves_other_models_alone(tmp_path: Path) -> None:
     put(store, "mine-a", "theirs-a")
     put(DiskStore(tmp_path, 100 * FILE_SIZE), "mine-b")
     store.clear()
-    assert files(tmp_path) == {"theirs-a"}
+    wait_until(lambda: files(tmp_path) == {"theirs-a"})
+    store.close()
+
+
+def test_clearing_keeps_nobody_waiting_and_nothing_is_found_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's thread asks for it; there may be a hundred thousand files."""
+    store, goes_on, scan = DiskStore(tmp_path, 100 * FILE_SIZE), threading.Event(), DiskStore._scan
+    put(store, "k-a", "k-b")
+    monkeypatch.setattr(DiskStore, "_scan", lambda self: goes_on.wait(60) and scan(self))
+    store.clear()
+    assert store.contains(["k-a"]) == 0
+    assert read(store, "k-a") is None
+    assert store.touch(["k-a"]) == [False]
+    monkeypatch.setattr(disk_store, "_CLEARING_TIMEOUT_S", 0.01)
+    assert put(store, "k-c", "k-d") == [False, False], "not even what is new, if it takes long"
+    goes_on.set()
+    wait_until(lambda: files(tmp_path) == set())
+    store.close()
+
+
+def test_what_is_being_written_when_all_is_cleared_goes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, write = DiskStore(tmp_path, 100 * FILE_SIZE), disk_store.write_block
+
+    def write_and_clear(*arguments: Any) -> None:
+        write(*arguments)
+        store.clear()
+        store.close()
+
+    monkeypatch.setattr(disk_store, "write_block", write_and_clear)
+    assert put(store, "k-a") == [False]
+    assert files(tmp_path) == set()
+
+
+def test_two_engines_write_the_same_block_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may have the same process number too: in containers it is 1."""
+    first, second = DiskStore(tmp_path, 100 * FILE_SIZE), DiskStore(tmp_path, 100 * FILE_SIZE)
+    write, stored = disk_store.write_block, []
+
+    def write_both(*arguments: Any) -> None:
+        write(*arguments)
+        monkeypatch.setattr(disk_store, "write_block", write)
+        stored.extend(put(second, "k-a"))
+
+    monkeypatch.setattr(disk_store, "write_block", write_both)
+    assert put(first, "k-a") == stored == [True]
+    assert read(first, "k-a") == read(second, "k-a") == ord("a")
+    assert files(tmp_path) == {"k-a"}
 
 
 def test_a_key_that_is_no_name_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from ksana.connectors.memory_store import MemoryStore
 from ksana.connectors.multi import MultiConnector
 from ksana.connectors.store_connector import StoreConnector
 from ksana.connectors.store_scheduler import StorePolicy
-from ksana.testing.kv_connector_tests import KVConnectorTests, MakeConnector
+from ksana.errors import UsageError
+from ksana.testing.kv_connector_engine import make_connector_cache
+from ksana.testing.kv_connector_tests import KVConnectorTests, MakeConnector, connector_context
 from ksana.types.config import CacheConfig, KsanaConfig, KVTransferConfig
 
 
@@ -92,3 +95,18 @@ class TestMemoryAndDisk(KVConnectorTests):
 
     def count_pins(self, connector: KVConnector) -> int:
         return self.memory.store.num_pins
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-that-name/kv", ""])
+def test_a_folder_without_a_home_is_refused(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Containers run for users that no file knows."""
+
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    config = KsanaConfig(kv_transfer=KVTransferConfig(disk_path=path))
+    with pytest.raises(UsageError, match=r"no KV cache on disk: .*home directory.*--kv-disk-path"):
+        create_disk_connector(connector_context(make_connector_cache([None]), config))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -81,6 +82,24 @@ def test_reserved_places_outlive_everything_but_their_owner() -> None:
     assert (store.num_blocks, store.num_pins) == (0, 0)
     store.fill(["s1"], [block(1)])
     assert store.num_blocks == 0, "too late to be kept"
+
+
+def test_what_cannot_be_copied_leaves_nothing_behind() -> None:
+    """Neither a place that is never free again, nor a key that can never be stored."""
+    store, too_large = make_store(4), block(1, size=SLOT + 1)
+    with pytest.raises(ValueError, match="broadcast"):
+        store.put(["a"], [too_large])
+    assert (store.num_pins, store.num_blocks) == (0, 0)
+    assert store.put(["a"], [block(1)]) == [True]
+    with pytest.raises(ValueError, match="broadcast"):
+        store.get(["a"], [too_large])
+    assert store.num_pins == 0
+    assert store.reserve(["s"], [2])
+    with pytest.raises(ValueError, match="broadcast"):
+        store.fill(["s"], [too_large])
+    assert read(store, "s") is None
+    store.discard(["s"])
+    assert (store.num_pins, store.num_blocks) == (0, 1)
 
 
 class MemoryStoreMachine(RuleBasedStateMachine):

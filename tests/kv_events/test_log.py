@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from ksana.kv_events.content import CacheContent
-from ksana.kv_events.log import EncodedBatch, EventLog
+from ksana.kv_events.log import MAX_BATCH_BYTES, EncodedBatch, EventLog
 from ksana.kv_events.wire import decode_batch, encode_id
 from ksana.types.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
@@ -95,6 +97,51 @@ def test_very_large_batches_do_not_fill_the_memory() -> None:
         log.append([BlockStored((index,), None, tokens, 32_000)])
         log.append([BlockRemoved((index,))])
     assert sum(len(batch.payload) for batch in log.after(-1)) <= 64 * 2**20
+
+
+def test_what_is_too_large_to_be_sent_is_answered_with_a_dump_in_small_batches() -> None:
+    """A NATS server may take less than a batch has."""
+    log = filled(0, 1000)
+    log.append([BlockStored(tuple(range(2000)), None, tuple(range(2**31, 2**31 + 2000)), 1)])
+    assert len(log.after(0)[-1].payload) > 15_000
+    log.append([block(5000)])
+    assert ids(answer(log, log.last_id)) == [log.last_id], "what is asked for is small"
+    batches = list(log.answer(encode_id(log.last_id - 1), max_bytes=10_000))
+    assert max(len(batch.payload) for batch in batches) <= 10_000
+    assert set(ids(batches)) == {log.last_id}
+    assert content_of(batches) == {*range(2000), 5000}
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_batch_fits_into_one_message(block_size: int, forks: bool) -> None:
+    """Whatever it is made of: long chains, or many blocks with the same parent, each with a salt of its own."""
+    log = EventLog(10, first_id=0)
+    tokens = tuple(range(2**32 - block_size, 2**32))
+    keys = ("\U0001f600" * 256, b"x" * 32) if forks else ()
+    parents = [None if forks else index - 1 for index in range(2**63, 2**63 + 20_000)]
+    events = [
+        BlockStored((index,), parent, tokens, block_size, 7, 4096, extra_keys=keys)
+        for index, parent in enumerate(parents, 2**63)
+    ]
+    log.append(events)
+    log.append([BlockRemoved((2**64 - 1,) * 1000)] * 100)
+    largest = max(len(batch.payload) for batch in [*log.after(-1), *log.dump()])
+    assert largest <= MAX_BATCH_BYTES
+    assert largest >= MAX_BATCH_BYTES // 4, "nor are they needlessly small"
+
+
+def test_an_answer_that_is_read_slowly_keeps_nothing_from_being_forgotten() -> None:
+    """Each of many such readers would keep as much as the log does. It ends early, and the next answer is a dump."""
+    log = filled(200, 200)
+    reader = log.answer(encode_id(110))
+    assert next(reader).event_id == 110
+    for index in range(200, 1000):
+        log.append([block(index)])
+    received = [110, *ids(list(reader))]
+    assert received == list(range(110, received[-1] + 1))
+    assert len(received) < 100
+    assert content_of(answer(log, received[-1] + 1)) == set(range(1000))
 
 
 def test_a_dump_is_of_one_moment() -> None:

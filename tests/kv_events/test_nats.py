@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from ksana.kv_events.log import EventLog
 from ksana.kv_events.mirror import CacheMirror
 from ksana.kv_events.transports.nats_publisher import NatsPublisher
 from ksana.kv_events.wire import END_ID, ID_BYTES, decode_batch, decode_id
+from ksana.testing.waiting import wait_until
 from ksana.types.config import KVEventsConfig
 from ksana.types.kv_events import AllBlocksCleared, BlockStored, EventBatch
 
@@ -39,11 +39,12 @@ class Server:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.url = f"nats://127.0.0.1:{self.port}"
+        self.options: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         assert SERVER is not None
-        command = [SERVER, "-a", "127.0.0.1", "-p", str(self.port)]
+        command = [SERVER, "-a", "127.0.0.1", "-p", str(self.port), *self.options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def kill(self) -> None:
@@ -81,11 +82,6 @@ def start_log(buffer_steps: int = 10_000) -> EventLog:
 def store(log: EventLog, *hashes: int) -> None:
     for block_hash in hashes:
         log.append([BlockStored((block_hash,), None, (1, 2), 2)])
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    while not condition():
-        time.sleep(0.02)
 
 
 def decode(data: bytes) -> EventBatch:
@@ -198,7 +194,7 @@ def test_a_server_that_comes_later(
     with caplog.at_level(logging.WARNING):
         publisher = publish(log)
         publisher.notify()
-        wait_for(lambda: "cannot be sent" in caplog.text)
+        wait_until(lambda: "cannot be sent" in caplog.text)
         server.start()
         store(log, 2)
         publisher.notify()
@@ -230,6 +226,56 @@ def test_nonsense_is_not_answered(server: Server, publish: Callable[..., NatsPub
     asyncio.run(run())
 
 
+def test_a_server_that_takes_small_messages_only(
+    server: Server, publish: Callable[..., NatsPublisher], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A large batch is left out, with one warning; who asks for it gets it in pieces, and what follows is sent."""
+
+    async def run() -> None:
+        async with follow(server) as consumer:
+            await consumer.catch_up(log)
+            for start in (1000, 2000):
+                log.append([BlockStored(tuple(range(start, start + 500)), None, (70_000,) * 1000, 2)])
+                store(log, start + 500)
+                publisher.notify()
+                known = await consumer.catch_up(log)
+                assert {start, start + 500} <= known
+            store(log, 3000)
+            publisher.notify()
+            assert 3000 in await consumer.catch_up(log, may_ask=False)
+
+    (tmp_path / "nats.conf").write_text("max_payload: 4096")
+    server.options = ["-c", str(tmp_path / "nats.conf")]
+    server.start()
+    log = start_log()
+    publisher = publish(log)
+    asyncio.run(run())
+    assert caplog.text.count("max_payload") == 1
+    assert "maximum payload" not in caplog.text
+
+
+def test_who_listens_may_be_no_nats_server_at_all(
+    server: Server, publish: Callable[..., NatsPublisher], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is tried again for ever, as one that is not there."""
+
+    async def run() -> None:
+        async with follow(server) as consumer:
+            assert await consumer.catch_up(log) == {1}
+
+    log = start_log()
+    store(log, 1)
+    with socket.create_server(("127.0.0.1", server.port)) as listener:
+        publish(log)
+        for _ in range(2):
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"INFO []\r\n")
+    wait_until(lambda: "cannot be sent" in caplog.text)
+    server.start()
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:4222", "http://127.0.0.1:4222", "nats://", "nats://a:x"])
 def test_what_is_no_address_is_refused(publish: Callable[..., NatsPublisher], endpoint: str) -> None:
     with pytest.raises(UsageError, match="--kv-events-endpoint is no address of a NATS server"):
@@ -245,5 +291,5 @@ def test_what_is_no_subject_is_refused(publish: Callable[..., NatsPublisher], to
 def test_a_password_is_not_logged(publish: Callable[..., NatsPublisher], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="ksana"):
         publish(start_log(), endpoint="nats://me:secret@127.0.0.1:1").notify()
-        wait_for(lambda: "cannot be sent" in caplog.text)
+        wait_until(lambda: "cannot be sent" in caplog.text)
     assert "secret" not in caplog.text

@@ -122,3 +122,17 @@ def test_equal_tokens_of_other_content_can_be_told_apart(
     recorder.blocks_stored(request, 0, 1, request.block_hashes[1:])
     first, second = take()
     assert [first.events[0].extra_keys, second.events[0].extra_keys] == [extra_keys, ()]
+
+
+def test_a_long_salt_is_told_by_its_digest(make_recorder, make_request: MakeRequest) -> None:
+    """A client chooses it, and a batch must fit into one message."""
+    recorder, take = make_recorder(4)
+    salts = ["s" * 256, "s" * 257, "\ud800" * 1_000_000]
+    for number, salt in enumerate(salts):
+        request = make_request(1, str(number), cache_salt=salt)
+        recorder.blocks_stored(request, 0, 0, request.block_hashes)
+    [batch] = take()
+    first, *others = [event.extra_keys[0] for event in batch.events]
+    assert first == salts[0]
+    assert [len(key) for key in others] == [len("sha256:") + 64] * 2
+    assert len(set(others)) == 2

@@ -43,6 +43,12 @@ def test_what_is_written_is_read(event_id: int, ts: float, events: list) -> None
     assert decode_batch(decode_id(encode_id(event_id)), encode_batch(batch)) == batch
 
 
+def test_any_salt_can_be_written() -> None:
+    """What is written in the middle of an engine's step must not raise."""
+    batch = EventBatch(1, 0.0, (BlockStored((1,), None, (1,), 1, extra_keys=("\ud800",)),))
+    assert decode_batch(1, encode_batch(batch)) == batch
+
+
 def test_the_form_is_that_of_vllm() -> None:
     """Position by position, as subscribers in other languages read it."""
     batch = EventBatch(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from ksana.engine.async_engine import AsyncEngine
 from ksana.plugin.spec import PluginSpecs, create_plugin_manager
 from ksana.testing.live_server import live_server
 from ksana.testing.scripted_engine import ScriptedEngine
+from ksana.testing.waiting import wait_until
 from ksana.types.config import CacheConfig, KernelConfig, KsanaConfig, ModelOptions, ServerConfig
 from ksana_openai_api import plugin as openai_api
 
@@ -86,14 +86,8 @@ def test_stop_ends_the_request_and_keeps_the_text(demo_url: str, demo_engine: As
     assert finished_answer(page)
     expect(page.locator(".answer footer")).to_contain_text("stopped")
     expect(page.locator("#running")).to_have_text("0")
-    eventually(lambda: demo_engine.num_unfinished() == 0)  # the page may not have seen the request at all yet
+    wait_until(lambda: demo_engine.num_unfinished() == 0)  # the page may not have seen the request at all yet
     expect(page.get_by_role("button", name="Send")).to_be_visible()
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for what must come soon; the test's own timeout is the limit."""
-    while not condition():
-        time.sleep(0.01)
 
 
 def test_the_live_view_follows_the_engine(demo_url: str, demo_engine: AsyncEngine, open_page: Opener) -> None:

@@ -7,15 +7,15 @@ import contextlib
 import logging
 import re
 import threading
+from functools import partial
 from urllib.parse import urlsplit
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 
 from ksana.errors import UsageError
-from ksana.kv_events.log import EventLog
-from ksana.kv_events.wire import END_ID, encode_id
+from ksana.kv_events.log import EncodedBatch, EventLog
+from ksana.kv_events.wire import END_ID, ID_BYTES, encode_id
 from ksana.types.config import KVEventsConfig
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,8 @@ class NatsPublisher:
 
     A message is an id and the payload behind it. Requests go to the subject with ``.replay`` behind it; the answer is
     one message for each batch, then the id of the end. While there is no connection nothing is sent, and afterwards it
-    goes on where it stopped, if the log still has that.
+    goes on where it stopped, if the log still has that. A batch that is larger than what the server takes is left out:
+    consumers see the gap, ask, and get smaller ones.
 
     Raises:
         UsageError: the address or the subject is wrong. A server that cannot be reached is waited for.
@@ -52,6 +53,7 @@ class NatsPublisher:
         self._news = asyncio.Event()
         self._stopping = asyncio.Event()
         self._is_reachable = True
+        self._has_left_out = False
         self._thread = threading.Thread(target=self._run, name="ksana-kv-events", daemon=True)
         self._thread.start()
 
@@ -80,7 +82,9 @@ class NatsPublisher:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         for task in (serving, stopping):
             task.cancel()
-        await asyncio.gather(serving, stopping, return_exceptions=True)
+        await asyncio.wait((serving, stopping))
+        if not serving.cancelled():
+            serving.result()  # raises what has ended it
 
     async def _serve(self) -> None:
         """Publish for ever, over one connection after the other; a lost one comes back by itself as a rule."""
@@ -99,10 +103,12 @@ class NatsPublisher:
                     max_reconnect_attempts=-1,
                 )
                 replay = f"{self._subject}.replay"
-                await client.subscribe(replay, cb=self._answer, pending_msgs_limit=_WAITING_REQUESTS)
+                answer = partial(self._answer, client)
+                await client.subscribe(replay, cb=answer, pending_msgs_limit=_WAITING_REQUESTS)
                 await self._on_connect()
                 await self._publish_while_open(client)
-            except (NatsError, OSError, asyncio.TimeoutError) as error:
+            except Exception as error:  # whoever listens there may be no NATS server at all
+                logger.debug("the connection to NATS has failed", exc_info=True)
                 await self._on_error(error)
             finally:
                 await self._close(client)
@@ -117,32 +123,42 @@ class NatsPublisher:
     async def _publish(self, client: Client) -> None:
         while client.is_connected and (batches := self._log.after(self._published_id, _BATCHES_A_TURN)):
             for batch in batches:
-                await client.publish(self._subject, encode_id(batch.event_id) + batch.payload)
+                if ID_BYTES + len(batch.payload) <= client.max_payload:
+                    await client.publish(self._subject, _message(batch))
+                elif not self._has_left_out:
+                    self._has_left_out = True
+                    logger.warning(
+                        "batches of KV events above %d bytes, the NATS server's max_payload, are left out: consumers "
+                        "must ask for what they miss (said once)",
+                        client.max_payload,
+                    )
                 self._published_id = batch.event_id
 
     async def _close(self, client: Client) -> None:
         """Send what is left if that is possible, and be done with it in a moment."""
-        with contextlib.suppress(NatsError, OSError, asyncio.TimeoutError):
+        with contextlib.suppress(Exception):
             await asyncio.wait_for(self._flush_and_close(client), _LINGER_S)
 
     async def _flush_and_close(self, client: Client) -> None:
-        if client.is_connected:
-            await self._publish(client)
-            await client.flush()
-        await client.close()
+        try:
+            if client.is_connected:
+                await self._publish(client)
+                await client.flush()
+        finally:
+            await client.close()
 
-    async def _answer(self, request: Msg) -> None:
+    async def _answer(self, client: Client, request: Msg) -> None:
         """Answer one request; the next one waits so long."""
         if not request.reply:
             return
         try:
-            batches = self._log.answer(request.data)
+            batches = self._log.answer(request.data, client.max_payload - ID_BYTES)
         except ValueError:
             logger.debug("not a request for KV events: %r", request.data)
             return
         for batch in batches:
-            await request.respond(encode_id(batch.event_id) + batch.payload)
-        await request.respond(encode_id(END_ID))
+            await client.publish(request.reply, _message(batch))
+        await client.publish(request.reply, encode_id(END_ID))
 
     async def _on_connect(self) -> None:
         logger.log(
@@ -164,6 +180,10 @@ class NatsPublisher:
         if self._is_reachable and not self._stopping.is_set():
             logger.warning("KV events cannot be sent to %s: %s", _without_password(self._server), error)
             self._is_reachable = False
+
+
+def _message(batch: EncodedBatch) -> bytes:
+    return encode_id(batch.event_id) + batch.payload
 
 
 def _check(server: str, subject: str) -> None:

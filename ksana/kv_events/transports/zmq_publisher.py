@@ -21,6 +21,8 @@ DEFAULT_ENDPOINT = "tcp://127.0.0.1:5557"
 
 _BATCHES_A_TURN = 256
 _LARGEST_REQUEST_BYTES = 1024
+_ANSWER_HWM = 256
+"""Batches of an answer that wait in a client's socket; the others stay in the log."""
 _BUSY_POLL_MS = 10
 _ERROR_PAUSE_MS = 200
 _LINGER_MS = 500
@@ -54,6 +56,7 @@ class ZmqPublisher:
                 zmq.ROUTER,
                 "--kv-events-replay-endpoint",
                 config.replay_endpoint or _beside(endpoint),
+                hwm=_ANSWER_HWM,
             )
             self.replay_endpoint = self._requests.getsockopt_string(zmq.LAST_ENDPOINT)
         except UsageError:
@@ -119,14 +122,13 @@ class ZmqPublisher:
 
 
 def _bind(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, flag: str, endpoint: str, hwm: int | None = None
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, flag: str, endpoint: str, *, hwm: int
 ) -> zmq.Socket[bytes]:
     bound = context.socket(kind)
     bound.setsockopt(zmq.MAXMSGSIZE, _LARGEST_REQUEST_BYTES)
     if "[" in endpoint:
         bound.setsockopt(zmq.IPV6, 1)
-    if hwm is not None:
-        bound.setsockopt(zmq.SNDHWM, hwm)
+    bound.setsockopt(zmq.SNDHWM, hwm)
     try:
         if _has_impossible_port(endpoint):
             raise zmq.ZMQError(zmq.EINVAL)

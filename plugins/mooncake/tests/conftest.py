@@ -16,6 +16,7 @@ from ksana.config.compose import compose_config
 from ksana.config.options import OptionRegistry
 from ksana.config.settings import Setting
 from ksana.errors import UsageError
+from ksana.testing.waiting import wait_until
 from ksana.types.config import KsanaConfig
 from ksana_mooncake import plugin
 from ksana_mooncake.addresses import Address
@@ -58,21 +59,10 @@ def _free_port() -> int:
         return port
 
 
-def _wait_until(condition: Callable[[], object]) -> None:
-    while not condition():
-        time.sleep(0.005)
-
-
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
     """A port that nobody uses yet."""
     return _free_port
-
-
-@pytest.fixture(scope="session")
-def wait_until() -> Callable[[Callable[[], object]], None]:
-    """Wait for what another thread or process does; the test's own timeout ends it."""
-    return _wait_until
 
 
 @pytest.fixture
@@ -158,11 +148,11 @@ def real_master(real_options: GlobalCacheOptions, real_clients: Clients) -> Iter
         yield real_options
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own_master(
     real_options: GlobalCacheOptions, real_clients: Clients
 ) -> Iterator[tuple[LocalMaster, GlobalCacheOptions]]:
-    """A master that may be hurt, and options."""
+    """A master that may be hurt, and options; for all tests of a module, since leaving it takes seconds."""
     options = replace(real_options, master=Address("127.0.0.1", _free_port()))
     with run_master(options, real_clients) as master:
         yield master, options
@@ -200,6 +190,18 @@ def lasting_client(real_clients: Clients) -> Callable[..., LastingClient]:
 
 
 @pytest.fixture
+def connect_client(lasting_client: Callable[..., LastingClient]) -> Callable[[GlobalCacheOptions], StoreClient]:
+    """A connected client beside the store of the test."""
+
+    def connect(options: GlobalCacheOptions) -> StoreClient:
+        client = lasting_client(options, 1) if options.backend == "mooncake" else client_maker(options)()
+        assert client.connect() == 0
+        return client
+
+    return connect
+
+
+@pytest.fixture
 def open_store(lasting_client: Callable[..., LastingClient]) -> Iterator[Open]:
     """Make a store that is connected."""
     with ExitStack() as stack:
@@ -211,7 +213,7 @@ def open_store(lasting_client: Callable[..., LastingClient]) -> Iterator[Open]:
             create = create or client_maker(options)
             store = MooncakeStore(options, create, block_bytes=BLOCK_BYTES, key_prefix=KEY_PREFIX)
             stack.callback(store.close)
-            _wait_until(lambda: store.is_up)
+            wait_until(lambda: store.is_up)
             return store
 
         yield make
@@ -234,13 +236,3 @@ def make_config() -> Callable[..., KsanaConfig]:
 def own_mock() -> GlobalCacheOptions:
     """Options of a mock store of the test's own."""
     return replace(OPTIONS, master=Address("127.0.0.1", _free_port()))
-
-
-@pytest.fixture(params=["mock", "mooncake"])
-def own_options(request: pytest.FixtureRequest) -> GlobalCacheOptions:
-    """Options of each backend, of a store that no other test uses."""
-    if request.param == "mock":
-        mock: GlobalCacheOptions = request.getfixturevalue("own_mock")
-        return mock
-    _, real = request.getfixturevalue("own_master")
-    return real  # type: ignore[no-any-return]

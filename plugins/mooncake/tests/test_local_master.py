@@ -9,16 +9,22 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from ksana.errors import UsageError
+from ksana.testing.waiting import wait_until
 from ksana_mooncake.addresses import Address
 from ksana_mooncake.master import LocalMaster, find_master
 from ksana_mooncake.options import GlobalCacheOptions
 
-WaitUntil = Callable[[Callable[[], object]], None]
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks often."""
+    monkeypatch.setattr("ksana_mooncake.master._POLL_S", 0.05)
 
 
 @pytest.fixture
@@ -42,9 +48,7 @@ def program(tmp_path: Path) -> str:
     return str(script)
 
 
-def test_it_listens_where_it_should_and_nowhere_else(
-    real_options: GlobalCacheOptions, address: Address, wait_until: WaitUntil
-) -> None:
+def test_it_listens_where_it_should_and_nowhere_else(real_options: GlobalCacheOptions, address: Address) -> None:
     """The real one: not even its metrics are open to other machines."""
     master = LocalMaster(find_master(""), address)
     master.start()
@@ -60,9 +64,7 @@ def test_it_listens_where_it_should_and_nowhere_else(
     assert address.is_free
 
 
-def test_a_master_of_others_is_left_alone_and_replaced_when_it_is_gone(
-    program: str, address: Address, wait_until: WaitUntil
-) -> None:
+def test_a_master_of_others_is_left_alone_and_replaced_when_it_is_gone(program: str, address: Address) -> None:
     with socket.create_server(address):
         master = LocalMaster(program, address)
         master.start()
@@ -71,9 +73,7 @@ def test_a_master_of_others_is_left_alone_and_replaced_when_it_is_gone(
     master.stop()
 
 
-def test_it_is_started_again(
-    program: str, address: Address, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_is_started_again(program: str, address: Address, caplog: pytest.LogCaptureFixture) -> None:
     master = LocalMaster(program, address)
     master.start()
     wait_until(lambda: address.accepts_connections(1.0))
@@ -85,9 +85,41 @@ def test_it_is_started_again(
     assert "has ended with code -9" in caplog.text
 
 
-def test_what_it_says_is_in_our_log(
-    program: str, address: Address, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture
+def test_one_that_does_not_listen_to_reason_is_killed(
+    tmp_path: Path, address: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ksana_mooncake.master._LONGEST_STOP_S", 0.1)
+    script = tmp_path / "mooncake_master"
+    script.write_text("#!/bin/sh\ntrap '' TERM\necho deaf >$0.says\nwhile :; do sleep 0.05; done\n")
+    script.chmod(0o755)
+    master = LocalMaster(str(script), address)
+    master.start()
+    wait_until(Path(f"{script}.says").exists)
+    pid = master.pid
+    assert pid is not None
+    master.stop()
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_failure_to_start_one_is_not_the_last_try(
+    program: str, address: Address, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, failures = subprocess.Popen, iter([True])
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        if next(failures, False):
+            raise BlockingIOError(11, "planted: no more processes")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    master = LocalMaster(program, address)
+    master.start()
+    wait_until(lambda: address.accepts_connections(1.0))
+    master.stop()
+    assert "no Mooncake master can be started: [Errno 11] planted" in caplog.text
+
+
+def test_what_it_says_is_in_our_log(program: str, address: Address, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="ksana.mooncake")
     master = LocalMaster(program, address)
     master.start()
@@ -95,7 +127,7 @@ def test_what_it_says_is_in_our_log(
     master.stop()
 
 
-def test_it_ends_with_a_parent_that_is_killed(program: str, address: Address, wait_until: WaitUntil) -> None:
+def test_it_ends_with_a_parent_that_is_killed(program: str, address: Address) -> None:
     code = (
         "import sys, time\n"
         "from ksana_mooncake.addresses import Address\n"

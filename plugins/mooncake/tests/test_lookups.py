@@ -9,10 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from ksana.testing.waiting import wait_until
 from ksana_mooncake import lookups as module
 from ksana_mooncake.lookups import Lookups
-
-WaitUntil = Callable[[Callable[[], object]], None]
 
 
 class Store:
@@ -78,9 +77,7 @@ def test_behind_a_missing_block_nothing_is_asked_for(open_lookups: Callable[...,
     assert sum(map(len, store.questions)) == 512
 
 
-def test_what_is_not_answered_in_time_is_missing(
-    open_lookups: Callable[..., Lookups], clock: list[float], wait_until: WaitUntil
-) -> None:
+def test_what_is_not_answered_in_time_is_missing(open_lookups: Callable[..., Lookups], clock: list[float]) -> None:
     store = Store("a", "b")
     lookups = open_lookups(store, timeout_s=2.0)
     lookups.learn(["a"], [True])
@@ -104,8 +101,7 @@ def test_answers_are_believed_for_a_while_after_they_were_heard(
     store = Store(*(["a"] if is_stored else []))
     lookups = open_lookups(store)
     assert lookups.count(["a"]) is None
-    while not lookups._answers:
-        time.sleep(0.001)
+    wait_until(lambda: lookups._answers)
     clock[0] += 20.0
     assert lookups.count(["a"]) == int(is_stored)
     clock[0] += 0.9
@@ -136,6 +132,22 @@ def test_what_shows_without_asking_is_believed(open_lookups: Callable[..., Looku
     assert lookups.count(["a", "b"]) == 2
     lookups.forget()
     assert lookups.count(["a"]) is None
+
+
+def test_what_is_forgotten_is_not_learnt_from_an_answer_to_an_older_question(
+    open_lookups: Callable[..., Lookups],
+) -> None:
+    """The store is cleared while it is asked."""
+    store = Store("a")
+    store.answers.clear()
+    lookups = open_lookups(store)
+    assert lookups.count(["a"]) is None
+    wait_until(lambda: store.questions)
+    lookups.forget()
+    store.answers.set()
+    wait_until(lambda: not lookups._deadlines)
+    store.keys.clear()
+    assert found(lookups, ["a"]) == 0
 
 
 def test_a_question_that_fails_leaves_the_others(

@@ -11,13 +11,13 @@ import pytest
 
 from ksana.connectors.context import ConnectorContext
 from ksana.testing.kv_connector_tests import KVConnectorTests, MakeConnector
+from ksana.testing.waiting import wait_until
 from ksana.types.config import CacheConfig, KsanaConfig
 from ksana_mooncake.client import StoreClient
 from ksana_mooncake.connector import GlobalCacheConnector
 from ksana_mooncake.options import GlobalCacheOptions
 
 MakeConfig = Callable[..., KsanaConfig]
-WaitUntil = Callable[[Callable[[], object]], None]
 
 
 class TestMock(KVConnectorTests):
@@ -33,7 +33,6 @@ class TestMock(KVConnectorTests):
     def make_connector(
         self,
         make_config: MakeConfig,
-        wait_until: WaitUntil,
         values: dict[str, object],
         create_client: Callable[[], StoreClient] | None,
     ) -> MakeConnector:

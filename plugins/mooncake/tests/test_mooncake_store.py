@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ksana.testing.waiting import wait_until
+from ksana_mooncake.client import StoreClient
 from ksana_mooncake.connector import client_maker
 from ksana_mooncake.mock_client import MockClient
 from ksana_mooncake.options import GlobalCacheOptions
@@ -19,6 +21,7 @@ Blocks = list[list[np.ndarray]]
 Open = Callable[..., MooncakeStore]
 Make = Callable[..., Blocks]
 Count = Callable[[MooncakeStore, list[str]], int]
+Connect = Callable[[GlobalCacheOptions], StoreClient]
 
 
 def empty_like(blocks: Blocks) -> Blocks:
@@ -96,13 +99,13 @@ def test_a_damaged_block_is_a_miss_and_can_be_stored_again(
     make_blocks: Make,
     keys: list[str],
     count_stored: Count,
+    connect_client: Connect,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A value of something else, one that belongs to another key, one that is too long, and one that is right."""
     store, blocks = open_store(options), make_blocks(4)
     value, long_value = np.zeros(192 + DIGEST_BYTES, dtype=np.uint8), np.zeros(500, dtype=np.uint8)
-    vandal = client_maker(options)()
-    vandal.connect()
+    vandal = connect_client(options)
     store.put(keys[3:], blocks[3:])
     damaged = [(keys[0], value.copy()), (keys[1], value), (keys[2], long_value)]
     vandal.get(keys[3:], [[address_of(value)]], [[value.nbytes]])
@@ -116,24 +119,27 @@ def test_a_damaged_block_is_a_miss_and_can_be_stored_again(
     received = empty_like(blocks)
     assert all(store.get(keys, received))
     assert are_equal(received, blocks)
-    vandal.close()
 
 
 def test_a_full_store_takes_no_more_and_says_so(
-    own_options: GlobalCacheOptions, open_store: Open, make_blocks: Make, keys: list[str]
+    options: GlobalCacheOptions, open_store: Open, make_blocks: Make, keys: list[str], connect_client: Connect
 ) -> None:
     """What was just read stays. Nothing waits for room, and what is stored is right."""
-    store = open_store(replace(own_options, local_buffer_size=4 << 20))
+    other = connect_client(options)
+    store = open_store(replace(options, local_buffer_size=4 << 20))
     many = [f"{keys[0]}{index}" for index in range(40)]
     blocks = make_blocks(40, layers=1, size=1 << 20)
     stored = []
-    for key, block in zip(many, blocks, strict=True):
-        stored += store.put([key], [block])
-        store.touch([key])
+    try:
+        for key, block in zip(many, blocks, strict=True):
+            stored += store.put([key], [block])
+            store.touch([key])
+        received = empty_like(blocks)
+        loaded = store.get(many, received)
+    finally:
+        other.remove(f"^{keys[0]}")  # other tests want room
     assert True in stored
     assert False in stored
-    received = empty_like(blocks)
-    loaded = store.get(many, received)
     assert any(loaded)
     assert all(are_equal([received[i]], [blocks[i]]) for i in range(40) if loaded[i])
     assert store.is_up
@@ -156,8 +162,7 @@ def test_what_a_server_has_lent_goes_with_it(
 ) -> None:
     writer = MooncakeStore(own_mock, client_maker(own_mock), block_bytes=192, key_prefix="")
     reader = open_store(own_mock)
-    while not writer.is_up:
-        pass
+    wait_until(lambda: writer.is_up)
     writer.put(keys, make_blocks(4))
     writer.close()
     assert count_stored(reader, keys) == 0

@@ -18,10 +18,9 @@ import httpx2 as httpx
 import psutil
 import pytest
 
+from ksana.testing.waiting import wait_until
 from ksana_mooncake.addresses import Address
 from ksana_mooncake.options import GlobalCacheOptions
-
-WaitUntil = Callable[[Callable[[], object]], None]
 
 NUM_TOKENS = 2000
 BLOCK_SIZE = 16
@@ -116,9 +115,7 @@ def address(real_options: GlobalCacheOptions, free_port: Callable[[], int]) -> A
 
 
 @pytest.fixture(scope="module")
-def servers(
-    address: Address, tmp_path_factory: pytest.TempPathFactory, wait_until: WaitUntil
-) -> Iterator[list[Server]]:
+def servers(address: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     """Two servers, which have joined the cache."""
     folder = tmp_path_factory.mktemp("servers")
     started = [Server(folder, number, address) for number in range(2)]
@@ -129,14 +126,11 @@ def servers(
         yield started
     finally:
         for server in started:
-            server.process.terminate()
-        for server in started:
+            server.process.kill()
             server.process.wait()
 
 
-def test_the_second_server_fetches_what_the_first_has_computed(
-    servers: list[Server], address: Address, wait_until: WaitUntil
-) -> None:
+def test_the_second_server_fetches_what_the_first_has_computed(servers: list[Server], address: Address) -> None:
     first, second = servers
     computed = first.complete(prompt(1))
     wait_until(lambda: count_of("master_key_count", servers, address) >= NUM_TOKENS // BLOCK_SIZE)
@@ -148,9 +142,7 @@ def test_the_second_server_fetches_what_the_first_has_computed(
     assert f'ksana_external_cached_prompt_tokens_total{{tier="remote"}} {cached_tokens(fetched)}.0' in metrics
 
 
-def test_every_request_is_answered_when_the_master_dies(
-    servers: list[Server], address: Address, wait_until: WaitUntil
-) -> None:
+def test_every_request_is_answered_when_the_master_dies(servers: list[Server], address: Address) -> None:
     """It is killed while the second server loads; another one takes its place."""
     first, second = servers
     prompts = [prompt(seed, 600) for seed in range(10, 14)]
@@ -172,6 +164,14 @@ def test_every_request_is_answered_when_the_master_dies(
         return cached_tokens(second.complete(again)) > 0
 
     wait_until(is_shared_again)
+
+
+def test_a_server_that_stops_leaves_the_cache_and_ends_its_master(servers: list[Server]) -> None:
+    master = master_of(servers)
+    [owner] = [server for server in servers if server.process.pid == master.ppid()]
+    owner.process.terminate()
+    assert owner.process.wait() == 0
+    assert not master.is_running()
 
 
 def num_masters(servers: list[Server]) -> int:

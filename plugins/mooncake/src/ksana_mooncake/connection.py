@@ -89,7 +89,11 @@ class Connection:
                 logger.info("the global cache at %s works again", self._name)
 
     def close(self) -> None:
-        """Leave the store; what takes longer than some seconds goes on in the background."""
+        """Leave the store; what takes longer than some seconds goes on in the background.
+
+        Mooncake's own client lets no other thread of the interpreter run meanwhile: for two seconds, and for many if
+        its master is gone.
+        """
         with self._lock:
             self._is_up = False
             self._closing.set()

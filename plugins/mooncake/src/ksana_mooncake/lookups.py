@@ -59,6 +59,7 @@ class Lookups:
         self._timeout_s = timeout_s
         self._answers: OrderedDict[str, _Answer] = OrderedDict()  # the oldest first
         self._deadlines: dict[str, float] = {}  # of questions under way, by the first of their keys
+        self._num_forgotten = 0  # times; an answer from before such a time says nothing
         self._lock = threading.Lock()
         self._questions: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="mooncake-lookups", daemon=True)
@@ -87,9 +88,10 @@ class Lookups:
                     answer.hear(now)
 
     def forget(self) -> None:
-        """What was known is void."""
+        """What was known is void, and so is what is being asked just now."""
         with self._lock:
             self._answers.clear()
+            self._num_forgotten += 1
 
     def after(self, work: Callable[[], None]) -> None:
         """Do something in the thread, after the questions so far and before those to come."""
@@ -112,6 +114,7 @@ class Lookups:
 
     def _answer(self, keys: list[str], deadline: float) -> None:
         known: list[bool] = []
+        num_forgotten = self._num_forgotten
         try:
             while len(known) < len(keys) and all(known) and time.monotonic() < deadline:
                 stored = self._ask(keys[len(known) : len(known) + _BATCH])
@@ -120,7 +123,8 @@ class Lookups:
                 known += stored
         finally:
             with self._lock:
-                self._note(keys, known or [False])
+                if num_forgotten == self._num_forgotten:
+                    self._note(keys, known or [False])
                 del self._deadlines[keys[0]]
 
     def _note(self, keys: Sequence[str], stored: Sequence[bool]) -> None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 from ksana.errors import UsageError
@@ -19,7 +20,9 @@ logger = logging.getLogger("ksana.mooncake")
 
 _PROGRAM = "mooncake_master"
 _POLL_S = 1.0
+_LONGEST_WAIT_S = 30.0
 _LONGEST_STOP_S = 3.0
+_LONGEST_KILL_S = 1.0
 
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
@@ -67,7 +70,7 @@ class LocalMaster:
     def __init__(self, program: str, address: Address) -> None:
         self._program = program
         self._address = address
-        self._backoff = Backoff(_POLL_S, 30.0)
+        self._backoff = Backoff(_POLL_S, _LONGEST_WAIT_S)
         self._stopping = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._supervise, name="mooncake-master", daemon=True)
@@ -88,11 +91,20 @@ class LocalMaster:
         if (process := self._process) is not None:
             process.terminate()
         self._thread.join(_LONGEST_STOP_S)
+        if self._thread.is_alive() and (process := self._process) is not None:
+            process.kill()
+            self._thread.join(_LONGEST_KILL_S)
 
     def _supervise(self) -> None:
         while not self._stopping.is_set():
             if self._address.is_free:
-                self._run()
+                started = time.monotonic()
+                try:
+                    self._run()
+                except OSError as error:
+                    logger.warning("no Mooncake master can be started: %s", error)
+                if time.monotonic() - started > _LONGEST_WAIT_S:
+                    self._backoff.reset()  # it has worked for a while
                 self._stopping.wait(self._backoff.take())
             else:
                 self._backoff.reset()
