@@ -177,8 +177,8 @@ class EngineCore:
         logger.error("a step of %d requests failed", len(step.num_scheduled_tokens), exc_info=cause)
         self._pipeline.reset()
         self.stats.step_failed()
-        running = [r.request_id for r in self.scheduler.running()]
-        return self._fail_all(running, _computation_error("the computation failed; the server's log says why"))
+        error = _computation_error("the computation failed; the server's log says why")
+        return [self._finish(request) for request in self.scheduler.fail_running(error)]
 
     def _fail_broken(self, request_ids: list[str]) -> list[OutputDelta]:
         error = _computation_error("the model computed no finite numbers for this request")

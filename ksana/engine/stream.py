@@ -119,7 +119,7 @@ class RequestStream:
             self._admitted.set_result(None)
         else:
             self._closed = True
-            self._admitted.set_exception(error)
+            self._refuse(error)
 
     def push(self, delta: OutputDelta) -> None:
         """Take over ``delta``, merged into what the consumer has not taken yet."""
@@ -142,8 +142,12 @@ class RequestStream:
         """The engine has stopped without ending the request."""
         self._dead = error
         if not self._admitted.done():
-            self._admitted.set_exception(error)
+            self._refuse(error)
         self._wake()
+
+    def _refuse(self, error: RequestError | EngineDeadError) -> None:
+        self._admitted.set_exception(error)
+        self._admitted.exception()  # or asyncio would complain of each sequence that nobody waits for
 
     async def _wait_for_news(self) -> None:
         # A bare future: an asyncio.Event costs several times as much, and this happens once a token.

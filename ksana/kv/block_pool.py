@@ -35,19 +35,14 @@ class BlockPool:
         return self._free.num_blocks
 
     @property
+    def num_free_cached_blocks(self) -> int:
+        """Of those, the ones that can be found by content."""
+        return self._num_free_cached
+
+    @property
     def num_usable_blocks(self) -> int:
         """Blocks that exist for requests: all but the null block."""
         return len(self.blocks) - 1
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Full blocks that can be found by content."""
-        return len(self._cached)
-
-    @property
-    def num_free_cached_blocks(self) -> int:
-        """Those of them that nobody uses."""
-        return self._num_free_cached
 
     def find(self, block_hash: bytes) -> KVCacheBlock | None:
         """The cached block of that content, in use or not."""

@@ -6,11 +6,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ksana.types.request import Request
+
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
+    request: Request
     deadline: float
     free: Callable[[], object]
 
@@ -33,13 +36,10 @@ class KeptBlocks:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._kept
-
-    def keep(self, request_id: str, free: Callable[[], object]) -> None:
+    def keep(self, request: Request, free: Callable[[], object]) -> None:
         """Call ``free`` as soon as the transfer of that request is over."""
-        assert request_id not in self._kept, f"{request_id}: blocks are kept already"
-        self._kept[request_id] = _Kept(self._clock() + self._timeout_s, free)
+        assert request.request_id not in self._kept, f"{request.request_id}: blocks are kept already"
+        self._kept[request.request_id] = _Kept(request, self._clock() + self._timeout_s, free)
 
     def release(self, request_id: str) -> None:
         """The transfer is over. Does nothing if no blocks wait for it."""
@@ -47,9 +47,9 @@ class KeptBlocks:
         if kept is not None:
             kept.free()
 
-    def expire(self, now: float) -> list[str]:
+    def expire(self, now: float) -> list[Request]:
         """Free what has waited too long; returns whose it was."""
-        late = [request_id for request_id, kept in self._kept.items() if kept.deadline <= now]
+        late = [kept.request for kept in self._kept.values() if kept.deadline <= now]
         if late:
             logger.warning(
                 "%s of %d request(s) has not ended within %g s; their blocks are used again all the same",
@@ -57,6 +57,6 @@ class KeptBlocks:
                 len(late),
                 self._timeout_s,
             )
-        for request_id in late:
-            self.release(request_id)
+        for request in late:
+            self.release(request.request_id)
         return late

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 from ksana.types.kv import cdiv
@@ -41,7 +41,7 @@ class KVLoad:
         """Blocks of any load have failed: remember those of this one."""
         self.invalid.update(block for _, block in self._blocks() if block in invalid)
 
-    def num_good_tokens(self, ignored_groups: Set[int] = frozenset()) -> int:
+    def num_good_tokens(self, ignored_groups: Sequence[int] = ()) -> int:
         """Tokens, the cached ones included, up to the first block that did not come in another group."""
         bad = (
             index * self.block_size

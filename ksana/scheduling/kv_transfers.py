@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
@@ -11,17 +12,15 @@ from ksana.kv.manager import KVCacheManager
 from ksana.kv.prefix_cache import PrefixHit
 from ksana.scheduling.kept_blocks import KeptBlocks
 from ksana.scheduling.kv_load import KVLoad
+from ksana.scheduling.load_attempts import LoadAttempts
 from ksana.types.config import KVTransferConfig
-from ksana.types.kv import cdiv
+from ksana.types.kv import BlockCounts, cdiv
 from ksana.types.kv_transfer import KVConnectorOutput
 from ksana.types.request import Request, RequestStatus
 from ksana.types.stats import LATENCY_BOUNDS, Histogram
 from ksana.types.step import BlockIds, SchedulerOutput
 
 logger = logging.getLogger(__name__)
-
-_MAX_FAILURES = 2
-"""Failed loads of a request after which it is computed here, whatever is offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +81,12 @@ class KVTransfers:
         self._clock = clock
         groups = kv.config.groups
         self._no_blocks: BlockIds = tuple([] for _ in groups)
-        self._window_groups = {index for index, group in enumerate(groups) if group.sliding_window is not None}
-        self._asked: dict[str, float] = {}  # when the connector was first asked about a request, and did not know
-        self._num_failures: dict[str, int] = {}
+        self._window_groups = [index for index, group in enumerate(groups) if group.sliding_window is not None]
+        self._attempts = LoadAttempts(config.load_timeout_s, clock)
         self._loading: dict[str, KVLoad] = {}
         self._loading_in_step: dict[str, tuple[int, KVLoad]] = {}  # with the number of the step
-        self._num_awaited_blocks: dict[str, int] = {}  # that requests will want when their load has ended
-        self._swapping: dict[str, Request] = {}
+        self._awaited_blocks: dict[str, BlockCounts] = {}  # that requests will want when their load has ended
+        self._swapping: set[str] = set()
         self._sending = KeptBlocks("sending", config.free_timeout_s, clock)
         self._receiving = KeptBlocks("receiving", config.free_timeout_s, clock)
         self.swaps_out = self.swaps_in = self.load_failures = 0
@@ -99,12 +97,13 @@ class KVTransfers:
     @property
     def num_loads(self) -> int:
         """Requests that are loading, or have loaded and do not run yet."""
-        return len(self._num_awaited_blocks)
+        return len(self._awaited_blocks)
 
-    @property
-    def num_awaited_blocks(self) -> int:
-        """Blocks a group that those requests will want beyond what they hold: others had better leave them."""
-        return sum(self._num_awaited_blocks.values())
+    def add_awaited_blocks(self, counts: BlockCounts) -> BlockCounts:
+        """Add what those requests will want beyond what they hold: others had better leave it."""
+        for awaited in self._awaited_blocks.values():
+            counts = tuple(map(operator.add, counts, awaited))
+        return counts
 
     @property
     def is_swapping_out(self) -> bool:
@@ -130,24 +129,22 @@ class KVTransfers:
     def lookup(self, request: Request, num_cached_tokens: int) -> Offer | None:
         """What could be loaded behind the cached tokens; None if that is not known yet."""
         request_id = request.request_id
-        if self._num_failures and self._num_failures.get(request_id, 0) >= _MAX_FAILURES:
+        if self._attempts.are_over(request_id):
             return NO_OFFER
         num_tokens, is_async = self._connector.get_num_new_matched_tokens(request, num_cached_tokens)
         if num_tokens is None:
-            since = self._asked.setdefault(request_id, self._clock())
-            if self._clock() - since < self._config.load_timeout_s:
-                return None
-            self._num_failures[request_id] = _MAX_FAILURES
-            num_tokens = 0
-        if self._asked:
-            self._asked.pop(request_id, None)
+            return None if self._attempts.may_ask_again(request_id) else NO_OFFER
+        self._attempts.note_answer(request_id)
         num_tokens = min(num_tokens, self._num_wanted_tokens(request) - num_cached_tokens)
         if request.status is not RequestStatus.SWAPPED:
             num_tokens -= num_tokens % self._kv.block_size
         return Offer(num_tokens, is_async) if num_tokens > 0 else NO_OFFER
 
-    def begin_load(self, request: Request, hit: PrefixHit, offer: Offer) -> bool:
+    def begin_load(self, request: Request, hit: PrefixHit, offer: Offer, needed: BlockCounts) -> bool:
         """Give a waiting request blocks, and have them filled over the coming steps.
+
+        Args:
+            needed: most blocks that it holds until it has computed all its tokens, and one more.
 
         Returns:
             False, with nothing changed, if there are too few free blocks.
@@ -162,7 +159,9 @@ class KVTransfers:
             return False
         load = self._describe(request, block_ids, hit.num_tokens, offer.num_tokens)
         self._loading[request.request_id] = load
-        self._num_awaited_blocks[request.request_id] = cdiv(request.num_tokens + 1, size) - cdiv(end, size)
+        windows = (block_ids[group] for group in self._window_groups)
+        held = len(block_ids[0]), *(len(window) - window.count(0) for window in windows)
+        self._awaited_blocks[request.request_id] = tuple(map(_missing, needed, held))
         request.status = RequestStatus.WAITING_FOR_REMOTE_KV
         return True
 
@@ -180,7 +179,7 @@ class KVTransfers:
 
     def run_loaded(self, request: Request) -> None:
         """A request whose load has ended runs now."""
-        del self._num_awaited_blocks[request.request_id]
+        del self._awaited_blocks[request.request_id]
 
     # -- the way out -------------------------------------------------------------------------------------------
 
@@ -188,38 +187,40 @@ class KVTransfers:
         """Have the computed tokens of a running request kept elsewhere. Its blocks stay until they are read.
 
         Returns:
-            False, with nothing changed, if no connector has room for them.
+            False, with nothing changed, if no connector has room for them, or if they would not be loaded again.
         """
         num_tokens, request_id = request.num_computed_tokens, request.request_id
+        if self._attempts.are_over(request_id):
+            return False
         if not self._connector.swap_out(request, self._kv.block_ids(request_id), num_tokens):
             return False
-        self._swapping[request_id] = request
-        self._sending.keep(request_id, lambda: self._end_swap_out(request))
+        self._swapping.add(request_id)
+        self._sending.keep(request, lambda: self._end_swap_out(request))
         self.swaps_out += 1
         return True
 
     def preempt(self, request: Request) -> None:
         """Give back the blocks of a request that runs, or has loaded and does not run yet."""
-        self._num_awaited_blocks.pop(request.request_id, None)
+        self._awaited_blocks.pop(request.request_id, None)
         self._connector.request_preempted(request)
         self._kv.free(request)
 
     def finish(self, request: Request) -> None:
         """A request ends in whatever state. Its blocks are free now, or when no transfer touches them any more."""
         request_id = request.request_id
-        self._asked.pop(request_id, None)
-        self._num_failures.pop(request_id, None)
-        self._num_awaited_blocks.pop(request_id, None)
+        self._attempts.forget(request_id)
+        self._awaited_blocks.pop(request_id, None)
         self._loading_in_step.pop(request_id, None)
         is_loading = self._loading.pop(request_id, None) is not None
-        is_swapping = self._swapping.pop(request_id, None) is not None
+        is_swapping = request_id in self._swapping
+        self._swapping.discard(request_id)
         has_blocks = self._kv.has_blocks(request_id)
         block_ids = self._kv.block_ids(request_id) if has_blocks else self._no_blocks
         must_stay, request.kv_transfer_params = self._connector.request_finished(request, block_ids)
         if is_loading:
-            self._receiving.keep(request_id, lambda: self._kv.free(request))
+            self._receiving.keep(request, lambda: self._kv.free(request))
         elif must_stay and has_blocks and not is_swapping:
-            self._sending.keep(request_id, lambda: self._kv.free(request))
+            self._sending.keep(request, lambda: self._kv.free(request))
         elif not is_swapping:
             self._kv.free(request)
 
@@ -259,11 +260,11 @@ class KVTransfers:
         """
         now = self._clock()
         self._receiving.expire(now)
-        swapping = self._swapping.copy()
-        for request_id in self._sending.expire(now):
-            if request_id in swapping:  # nobody knows what has been kept of it
-                self._connector.request_preempted(swapping[request_id])
-                swapping[request_id].status = RequestStatus.PREEMPTED
+        for request in self._sending.expire(now):
+            self._connector.request_preempted(request)  # what is read from now on is another's
+            if request.status is RequestStatus.SWAPPED:  # nobody knows what has been kept of it
+                request.status = RequestStatus.PREEMPTED
+                self._attempts.end(request.request_id)
         late = [load for load in self._loading.values() if load.started + self._config.load_timeout_s <= now]
         for load in late:
             self._abandon(load)
@@ -279,6 +280,10 @@ class KVTransfers:
     def fails_requests(self) -> bool:
         """True if a request ends when its load fails, instead of being computed."""
         return self._config.load_failure_policy == "fail"
+
+    def drop_steps(self) -> None:
+        """A step has failed, and no step is in flight any more: what they were to load is not there."""
+        self._loading_in_step.clear()
 
     def reset_cache(self) -> None:
         """Forget what is stored beyond the cache."""
@@ -324,7 +329,7 @@ class KVTransfers:
     def _confirm(self, load: KVLoad) -> int:
         """Keep the blocks that have come; returns how many tokens from the start are usable."""
         size, remote = self._kv.block_size, self._kv.remote_loading
-        num_blocks = load.num_good_tokens(self._window_groups) // size
+        num_blocks = load.num_good_tokens(ignored_groups=self._window_groups) // size
         window_blocks = remote.remote_swa_blocks(load.request)
         arrived = [index for index, block in enumerate(window_blocks) if block not in load.invalid]
         tail = 0 if load.invalid else load.end % size  # in a last block that is not full: what was swapped out
@@ -347,12 +352,11 @@ class KVTransfers:
         """Count and log a load that is over if it has failed; True if so."""
         if not load.invalid:
             return False
-        request_id = load.request.request_id
         self.load_failures += 1
-        self._num_failures[request_id] = self._num_failures.get(request_id, 0) + 1
+        self._attempts.note_failure(load.request.request_id)
         logger.warning(
             "request %s: of %d tokens from %s, %d could not be loaded",
-            request_id,
+            load.request.request_id,
             load.num_external_tokens,
             load.tier,
             load.end - load.num_good_tokens(),
@@ -364,13 +368,17 @@ class KVTransfers:
         request = load.request
         request_id = request.request_id
         self.load_failures += 1
-        del self._loading[request_id], self._num_awaited_blocks[request_id]
-        self._num_failures[request_id] = _MAX_FAILURES
+        del self._loading[request_id], self._awaited_blocks[request_id]
+        self._attempts.end(request_id)
         self._connector.request_preempted(request)
         handle = self._kv.remote_loading.set_aside(request)
-        self._receiving.keep(request_id, lambda: self._kv.remote_loading.release(handle))
+        self._receiving.keep(request, lambda: self._kv.remote_loading.release(handle))
         request.status = load.status if load.status is not RequestStatus.SWAPPED else RequestStatus.PREEMPTED
 
     def _end_swap_out(self, request: Request) -> None:
-        self._swapping.pop(request.request_id, None)
+        self._swapping.discard(request.request_id)
         self._kv.free(request)
+
+
+def _missing(needed: int, held: int) -> int:
+    return max(needed - held, 0)

@@ -158,6 +158,15 @@ class RequestBook:
             self._finish(request, RequestStatus.FINISHED_ERROR)
         return request
 
+    def fail_running(self, error: RequestError) -> list[Request]:
+        """A step has failed, and what was in flight behind it is dropped: all that run end, and are returned."""
+        failed = self.running()
+        for request in failed:
+            self.fail(request.request_id, error)
+        if self.transfers is not None:
+            self.transfers.drop_steps()
+        return failed
+
     def reset_prefix_cache(self) -> int:
         """Forget all cached content, what a connector keeps included; returns the blocks of the cache forgotten."""
         if self.transfers is not None:
@@ -176,10 +185,11 @@ class RequestBook:
         self._next_timeout_check = now + _TIMEOUT_CHECK_INTERVAL_S
         deadline = now - self.config.waiting_timeout_s
         expired = [
-            request
+            sequence
             for queue in (self._waiting, self._loaded)
             for request in queue
             if request.arrival_time < deadline and request.status is RequestStatus.WAITING
+            for sequence in reversed(request.sequences)  # the leader last, or it would be succeeded
         ]
         for request in expired:
             self.fail(request.request_id, waited_too_long_error(self.config))
@@ -221,15 +231,20 @@ class RequestBook:
         """The prompt is computed: the others of its sequences go on from its blocks.
 
         Each computes the prompt's last token again, in a copy of its block, to draw a first token of its own. Those for
-        whom there is no room wait like any other request, and may find the prompt in the cache.
+        whom there is no room wait like any other request, and may find the prompt in the cache. So do all if the leader
+        comes back from a preemption and is beyond the prompt: windows may have given back what its last token needs.
         """
         followers, leader.followers = leader.followers, []
         self._num_followers -= len(followers)
+        can_share = leader.num_computed_tokens == leader.num_prompt_tokens
+        num_full = leader.num_prompt_tokens // self.kv.block_size
         for follower in followers:
             follower.leader = None
             follower.forget_captures()
+            follower.block_hashes = leader.block_hashes[:num_full]
             wanted = self.kv.max_new_blocks(1) * (self._num_rows + 1)
-            if self._num_rows >= self.config.max_num_seqs or not self.kv.has_free_blocks(wanted):
+            has_room = self._num_rows < self.config.max_num_seqs and self.kv.has_free_blocks(wanted)
+            if not (can_share and has_room):
                 follower.status = RequestStatus.WAITING
                 self._waiting.add(follower)
                 continue
@@ -295,6 +310,8 @@ class RequestBook:
         request.num_computed_tokens = 0
         if request.status is RequestStatus.SWAPPED:
             request.status = RequestStatus.PREEMPTED
+        elif request.status is RequestStatus.WAITING:
+            request.num_external_tokens = 0  # what it will begin with is counted when it does
         self._waiting.add(request)
 
     def _finish(self, request: Request, status: RequestStatus) -> None:

@@ -8,15 +8,17 @@ watch), then waiting ones are admitted while blocks and budget last.
 from __future__ import annotations
 
 import math
-from collections.abc import Set
 from functools import partial
 
+from ksana.kv.prefix_cache import PrefixHit
+from ksana.scheduling.beam_group import BeamGroup
 from ksana.scheduling.beam_steps import schedule_beams, update_beams
-from ksana.scheduling.kv_transfers import NO_OFFER, KVTransfers
+from ksana.scheduling.kv_transfers import NO_OFFER, KVTransfers, Offer
 from ksana.scheduling.refusals import load_failed_error
 from ksana.scheduling.request_book import RequestBook
 from ksana.scheduling.request_update import RequestUpdate, append_tokens
 from ksana.scheduling.speculation import Speculator
+from ksana.scheduling.step_budget import StepBudget
 from ksana.types.kv import BlockCounts, cdiv
 from ksana.types.request import Request, RequestStatus
 from ksana.types.step import BlockTableUpdate, ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -122,66 +124,71 @@ class Scheduler(RequestBook):
     def _schedule_running(self, step: SchedulerOutput) -> tuple[int, bool]:
         """Returns the budget left for prompts, and whether a request had to be preempted."""
         num_preemptions = self.num_preemptions
-        budget = prompt_budget = self.config.max_num_batched_tokens
-        mixed_budget = self.config.max_mixed_prefill_tokens or budget
-        least_mixed_budget = mixed_budget // 4  # prompts go on, however many decode
-        counts, grow, max_chunk = step.num_scheduled_tokens, self.kv.grow, self.max_chunk
-        running, no_update, speculator = RequestStatus.RUNNING, self.kv.no_update, self.speculator
-        forked = self._forked_ids
-        unverified: Set[str] = frozenset()
+        budget, running = StepBudget(self.config), RequestStatus.RUNNING
         if self.transfers is not None:
             self._swap_out_early(self.transfers)
-            unverified = self.transfers.unverified
         for request in list(self._running):
-            if budget == 0 or request.status is not running:  # the rest has been preempted
+            if budget.tokens == 0 or request.status is not running:  # the rest has been preempted
                 break
-            if request.beam_group is not None:
-                count = request.beam_group.num_to_schedule(budget, prompt_budget, max_chunk)
-                grow_beam = partial(self._grow_at_others_expense, served=request)
-                spent = schedule_beams(request, count, grow_beam, self.kv, step) if count > 0 else 0
-                budget -= spent
-                if count > 1:
-                    prompt_budget = max(prompt_budget - spent, 0)
-                else:
-                    mixed_budget = max(mixed_budget - spent, least_mixed_budget)
-                    prompt_budget = min(prompt_budget, mixed_budget)
-                continue
-            in_flight = request.num_in_flight
-            start = request.num_computed_tokens + in_flight
-            if start >= request.max_computed_tokens:
-                continue  # the step in flight samples its last token, which nobody needs to compute
-            if in_flight and speculator is not None and self._awaits_output(request, speculator, start):
-                continue
-            if unverified and request.request_id in unverified:
-                continue  # what the step in flight computes for it may be worthless
-            # A request whose known tokens are all under way goes on with the one that is about to be sampled.
-            count = min(max(1, len(request.all_token_ids) - start), max_chunk, budget)
-            if count > 1:
-                count = min(count, prompt_budget)
-                if count == 0:
-                    continue
-                prompt_budget -= count
+            if request.beam_group is None:
+                self._advance(request, budget, step)
             else:
-                # Whoever decodes must not wait long for other people's prompts, and takes time in the step as well.
-                mixed_budget = max(mixed_budget - 1, least_mixed_budget)
-                prompt_budget = min(prompt_budget, mixed_budget)
-            if speculator is not None and start == len(request.all_token_ids) - 1:
-                count += self._draft(request, speculator, budget, step)
-            update = grow(request, in_flight + count)
+                self._advance_beams(request, request.beam_group, budget, step)
+        return budget.prompt_tokens, self.num_preemptions > num_preemptions
+
+    def _advance(self, request: Request, budget: StepBudget, step: SchedulerOutput) -> None:
+        """Move a running request on, if there are tokens and blocks for it."""
+        in_flight, num_known = request.num_in_flight, len(request.all_token_ids)
+        start = request.num_computed_tokens + in_flight
+        if start >= request.max_computed_tokens:
+            return  # the step in flight samples its last token, which nobody needs to compute
+        if in_flight and self._awaits_output(request, start):
+            return
+        # A request whose known tokens are all under way goes on with the one that is about to be sampled.
+        count = min(num_known - start, self.max_chunk, budget.tokens) if num_known > start + 1 else 1
+        is_prompt = count > 1
+        if is_prompt:
+            count = min(count, budget.prompt_tokens)
+            if count == 0:
+                return
+        elif self.speculator is not None and start == num_known - 1:
+            count += self._draft(request, self.speculator, budget.tokens, step)
+        update = self.kv.grow(request, in_flight + count)
+        if update is None:
+            update = self._grow_at_others_expense(request, in_flight + count, served=request, swap=True)
             if update is None:
-                update = self._grow_at_others_expense(request, in_flight + count, served=request, swap=True)
-                if update is None:
-                    step.draft_token_ids.pop(request.request_id, None)
-                    continue
-            if forked and request.request_id in forked:
-                forked.discard(request.request_id)
-                step.new_requests.append(NewRequestData.of(request, self.kv.block_ids(request.request_id)))
-            elif update is not no_update and not update.is_empty:
-                step.block_table_updates[request.request_id] = update
-            counts[request.request_id] = count
-            request.num_in_flight = in_flight + count
-            budget -= count
-        return min(budget, prompt_budget), self.num_preemptions > num_preemptions
+                step.draft_token_ids.pop(request.request_id, None)
+                return
+        if update is not self.kv.no_update or self._forked_ids:
+            self._tell_of_blocks(request, update, step)
+        step.num_scheduled_tokens[request.request_id] = count
+        request.num_in_flight = in_flight + count
+        if is_prompt:
+            budget.spend_on_prompt(count)
+        else:
+            budget.tokens -= count
+            budget.num_decoding += 1
+
+    def _advance_beams(self, leader: Request, group: BeamGroup, budget: StepBudget, step: SchedulerOutput) -> None:
+        """Move all beams of a search on, or none."""
+        count = group.num_to_schedule(budget.tokens, budget.prompt_tokens, self.max_chunk)
+        if count <= 0:
+            return
+        spent = schedule_beams(leader, count, partial(self._grow_at_others_expense, served=leader), self.kv, step)
+        if count > 1:
+            budget.spend_on_prompt(spent)
+        else:
+            budget.tokens -= spent
+            budget.num_decoding += spent
+
+    def _tell_of_blocks(self, request: Request, update: BlockTableUpdate, step: SchedulerOutput) -> None:
+        """Describe the block table of a request that goes on, or all of it, if it has been forked off since."""
+        request_id = request.request_id
+        if request_id in self._forked_ids:
+            self._forked_ids.discard(request_id)
+            step.new_requests.append(NewRequestData.of(request, self.kv.block_ids(request_id)))
+        elif not update.is_empty:
+            step.block_table_updates[request_id] = update
 
     def _grow_at_others_expense(
         self, request: Request, num_new_tokens: int, *, served: Request, swap: bool = False
@@ -223,11 +230,14 @@ class Scheduler(RequestBook):
             step.draft_token_ids[request.request_id] = drafts
         return len(drafts)
 
-    def _awaits_output(self, request: Request, speculator: Speculator, start: int) -> bool:
-        """True if what the step in flight samples decides where the request goes on, or what is drafted for it."""
-        if start > request.num_tokens:
-            return True  # drafts are in flight: some may be rejected
-        return start == request.num_tokens and speculator.may_propose(request, self._num_rows)
+    def _awaits_output(self, request: Request, start: int) -> bool:
+        """True if what the step in flight computes for a request decides whether, and where, it goes on."""
+        if self.transfers is not None and request.request_id in self.transfers.unverified:
+            return True  # it may be worthless
+        if self.speculator is None or start < request.num_tokens:
+            return False
+        # Drafts are in flight, and some may be rejected; or the next one follows what is sampled now.
+        return start > request.num_tokens or self.speculator.may_propose(request, self._num_rows)
 
     def _swap_out_early(self, transfers: KVTransfers) -> None:
         """Have blocks free before a running request must wait for them: the last ones give way, one batch at a time."""
@@ -250,7 +260,7 @@ class Scheduler(RequestBook):
         before the others' prompts are computed. Whom a connector has no answer for yet is passed over, and is the
         first to be asked about in the next step.
         """
-        transfers, num_undecided = self.transfers, 0
+        transfers = self.transfers
         if transfers is not None:
             if transfers.is_swapping_out:
                 return
@@ -260,40 +270,54 @@ class Scheduler(RequestBook):
         large = self.config.max_mixed_prefill_tokens
         second_half = len(self._waiting) // 2 if large and not self._running else 0
         enough = budget - large
+        num_undecided = 0
         while num_undecided < min(len(self._waiting), _MAX_UNDECIDED) and budget > 0:
             if len(self._waiting) <= second_half and budget <= enough:
                 return
             request = self._waiting[num_undecided]
             if self._num_rows + request.sampling.num_beams > self.config.max_num_seqs:
                 return
-            hit = self.kv.find_prefix(request)
-            offer = NO_OFFER
+            hit, offer = self.kv.find_prefix(request), NO_OFFER
             if transfers is not None and request.beam_group is None:
                 answer = transfers.lookup(request, hit.num_tokens)
                 if answer is None:
                     num_undecided += 1
                     continue
                 offer = answer
-            if not self.kv.can_admit(hit, self._needed_blocks(request), self._reserve(request)):
+            if not self._has_room_for(request, hit):
                 return
             if transfers is not None and offer.is_async:
-                if transfers.num_loads >= self.config.max_num_seqs or not transfers.begin_load(request, hit, offer):
+                if transfers.num_loads >= self.config.max_num_seqs:
                     return
-                self._waiting.remove(request)
-                continue
-            num_loading = offer.num_tokens
-            count = min(request.num_tokens - hit.num_tokens - num_loading, self.max_chunk, budget)
-            block_ids = self.kv.admit(request, hit, num_loading + count, num_external_tokens=num_loading)
-            if block_ids is None:
+                needed = self.kv.peak_blocks(request.num_tokens + 1, self.max_uncommitted)
+                if transfers.begin_load(request, hit, offer, needed):
+                    self._waiting.remove(request)
+                    continue
+                offer = NO_OFFER  # a window can hold the end of what is cached or of what is loaded, and not both
+            count = self._admit(request, hit, offer, budget, step)
+            if count == 0:
                 return
-            self._waiting.remove(request)
-            request.num_computed_tokens = hit.num_tokens
-            if request.status is RequestStatus.WAITING:
-                request.num_cached_tokens = hit.num_tokens
-            if transfers is not None and request.beam_group is None:
-                transfers.begin(request, block_ids, offer, step.number)
-            self._start(request, block_ids, count, step, num_loading)
             budget -= count
+
+    def _admit(self, request: Request, hit: PrefixHit, offer: Offer, budget: int, step: SchedulerOutput) -> int:
+        """Let a waiting request run; the step may begin with loading some of its tokens.
+
+        Returns:
+            Its tokens in the step; 0, with nothing changed, if there are too few free blocks.
+        """
+        num_loading = offer.num_tokens
+        count = min(request.num_tokens - hit.num_tokens - num_loading, self.max_chunk, budget)
+        block_ids = self.kv.admit(request, hit, num_loading + count, num_external_tokens=num_loading)
+        if block_ids is None:
+            return 0
+        self._waiting.remove(request)
+        request.num_computed_tokens = hit.num_tokens
+        if request.status is RequestStatus.WAITING:
+            request.num_cached_tokens = hit.num_tokens
+        if self.transfers is not None and request.beam_group is None:
+            self.transfers.begin(request, block_ids, offer, step.number)
+        self._start(request, block_ids, count, step, num_loading)
+        return count
 
     def _schedule_loaded(self, step: SchedulerOutput, budget: int, transfers: KVTransfers) -> int:
         """Whose blocks have been loaded runs before others are admitted; returns the budget that is left.
@@ -314,14 +338,17 @@ class Scheduler(RequestBook):
                 self._give_back(self._loaded.pop_last())
         return budget
 
-    def _reserve(self, request: Request) -> int:
-        """Blocks to leave for others. Each running request may want one before this one ends, or more."""
-        transfers = self.transfers
-        if transfers is None:
-            return math.ceil(self._num_rows * self.config.launch_block_threshold)
+    def _has_room_for(self, request: Request, hit: PrefixHit) -> bool:
+        """True if there are blocks for all tokens of a waiting request, and enough left for others.
+
+        Each running request may want one before this one ends, or more, and those that are loading go on then.
+        """
         is_swapped = request.status is RequestStatus.SWAPPED
         threshold = self.config.swapin_block_threshold if is_swapped else self.config.launch_block_threshold
-        return math.ceil(self._num_rows * threshold) + transfers.num_awaited_blocks
+        needed = self._needed_blocks(request)
+        if self.transfers is not None:
+            needed = self.transfers.add_awaited_blocks(needed)
+        return self.kv.can_admit(hit, needed, math.ceil(self._num_rows * threshold))
 
     def _needed_blocks(self, request: Request) -> BlockCounts:
         """Most blocks that a request holds until all its tokens are computed, with a token more for each beam."""

@@ -63,6 +63,7 @@ class ConnectorEngine:
             for layer in group.layer_indices:
                 tensors[layer] = torch.zeros(shape, dtype=torch_dtype(group.spec.dtype))
         self.cache = KVCache(kv, tensors)
+        self._last_layer = max(tensors)
         self.scheduler = connector.create_scheduler(self)
         self.worker = connector.create_worker(self.cache)
         self.sent: list[str] = []
@@ -175,11 +176,12 @@ class ConnectorEngine:
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def step(self, *requests: Request, is_lost: bool = False, overwrites: bool = False) -> None:
+    def step(self, *requests: Request, is_lost: bool = False, raises: bool = False, overwrites: bool = False) -> None:
         """A step in which requests compute all tokens that they have left.
 
         Args:
             is_lost: it never reaches the worker.
+            raises: it has begun, and computing it raises.
             overwrites: others write to all free blocks.
         """
         counts = {r.request_id: r.num_tokens - r.num_computed_tokens for r in requests}
@@ -189,6 +191,10 @@ class ConnectorEngine:
         if meta is not None:
             self.worker.handle_preemptions(meta)
             self.worker.start_load_kv(meta)
+        if raises:
+            self.worker.wait_for_layer_load(self._last_layer)
+            self.worker.wait_for_save()
+            return
         if overwrites:
             self.overwrite_free_blocks()
         self._compute(requests)
@@ -248,6 +254,16 @@ class ConnectorEngine:
             for layer in group.layer_indices:
                 self._bytes[layer][free] = 0xFF
 
+    def written_free_blocks(self) -> set[tuple[int, int]]:
+        """(group, block id) of free blocks that do not hold what :meth:`overwrite_free_blocks` has written."""
+        return {
+            (group_id, block_id)
+            for group_id, free in enumerate(self._free)
+            for layer in self.kv.groups[group_id].layer_indices
+            for block_id in free
+            if (self._bytes[layer][block_id] != 0xFF).any()
+        }
+
     def _compute(self, requests: Sequence[Request]) -> None:
         layers = [layer for group in self.kv.groups for layer in group.layer_indices]
         if self.worker.is_layerwise:
@@ -256,7 +272,7 @@ class ConnectorEngine:
                 self._compute_layer(requests, layer)
                 self.worker.save_kv_layer(layer)
         else:
-            self.worker.wait_for_layer_load(max(layers))
+            self.worker.wait_for_layer_load(self._last_layer)
             for layer in layers:
                 self._compute_layer(requests, layer)
         self.worker.wait_for_save()

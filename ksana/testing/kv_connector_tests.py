@@ -291,6 +291,23 @@ class KVConnectorTests:
         assert engine.load(again) == 28
         assert engine.wrong_blocks(again, 28) == set()
 
+    def test_a_step_that_raises_leaves_nobody_at_its_blocks(self, make_engine: MakeEngine) -> None:
+        """They have other owners at once, who may not wait for anything."""
+        engine = make_engine()
+        engine.run(engine.request(range(200)))
+        request = engine.request(range(210))
+        engine.admit(request, engine.lookup(request))
+        engine.step(request, raises=True)
+        is_loading = engine.is_loading(request)
+        engine.finish(request, RequestStatus.FINISHED_ERROR)
+        engine.overwrite_free_blocks()
+        engine.settle()
+        assert is_loading or engine.written_free_blocks() == set()
+        assert self.count_pins(engine.connector) == 0
+        again = engine.request(range(210))
+        assert engine.load(again) == 200
+        assert engine.wrong_blocks(again, 200) == set()
+
     # -- swapping ----------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("windows", _WINDOWS.values(), ids=_WINDOWS.keys())

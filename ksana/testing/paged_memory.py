@@ -160,8 +160,13 @@ class PagedMemoryExecutor:
         """The rows held now."""
         return set(self._rows)
 
-    def execute(self, step: SchedulerOutput, spoilt: Collection[str] = ()) -> ModelRunnerOutput:
-        """Compute the step; raises AssertionError where the cache or the deltas are wrong.
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """The whole step; raises AssertionError where the cache or the deltas are wrong."""
+        self.memory.copy(step.block_copies)
+        return self.compute(step)
+
+    def compute(self, step: SchedulerOutput, spoilt: Collection[str] = ()) -> ModelRunnerOutput:
+        """The step behind its block copies.
 
         Args:
             spoilt: requests whose context is known to be damaged: they draw another token than they should.
@@ -221,7 +226,6 @@ class PagedMemoryExecutor:
             self._rows[request.request_id] = _new_row(request)
         for request_id, update in step.block_table_updates.items():
             apply_table_update(self._rows[request_id].tables, update)
-        self.memory.copy(step.block_copies)
 
 
 def _new_row(request: NewRequestData) -> _Row:

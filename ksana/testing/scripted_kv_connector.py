@@ -225,12 +225,13 @@ class ScriptedWorker:
     def execute(self, step: SchedulerOutput, executor: PagedMemoryExecutor) -> ModelRunnerOutput:
         """The step, with the transfers before and after it."""
         self._now += 1
+        self._memory.copy(step.block_copies)
         spoilt: set[str] = set()
         news = KVConnectorOutput()
         if step.connector_metadata is not None:
             assert isinstance(step.connector_metadata, _Metadata)
             self._begin(step.connector_metadata, spoilt, news)
-        output = executor.execute(step, spoilt)
+        output = executor.compute(step, spoilt)
         for transfer in [transfer for transfer in self._transfers if transfer.due <= self._now]:
             self._transfers.remove(transfer)
             if transfer.is_load:

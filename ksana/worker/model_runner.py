@@ -10,7 +10,7 @@ from ksana.kernels.base import KernelBackend
 from ksana.kernels.batch import AttentionBatch, KVCache, ModelInputs, StepContext
 from ksana.models.base import Model
 from ksana.types.kv import cdiv
-from ksana.types.kv_transfer import KVConnectorOutput
+from ksana.types.kv_transfer import ConnectorMetadata, KVConnectorOutput
 from ksana.types.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from ksana.worker.captures import CaptureReader
 from ksana.worker.input_batch import InputBatch
@@ -49,27 +49,42 @@ class ModelRunner:
         self._sampler = TokenSampler(backend, self._batch, self._processors)
         self._captures = CaptureReader(model, backend, self._batch)
         self._connector = connector
+        self._last_layer = model.config.num_layers - 1
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Compute the scheduled tokens, and sample for each request whose last token was among them."""
         connector, meta = self._connector, step.connector_metadata
-        if connector is None:
-            return self._compute(step)
-        if meta is not None:
-            connector.handle_preemptions(meta)
-            connector.start_load_kv(meta)
-        output = self._compute(step)
-        if meta is not None:
-            connector.wait_for_save()
-        sent, received = connector.get_finished()
-        output.kv_connector_output = KVConnectorOutput(sent, received, connector.get_invalid_blocks())
+        if connector is not None and meta is not None:
+            output = self._compute_with_transfers(step, connector, meta)
+        else:
+            self._copy_blocks(step)
+            output = self._compute(step)
+        if connector is not None:
+            sent, received = connector.get_finished()
+            output.kv_connector_output = KVConnectorOutput(sent, received, connector.get_invalid_blocks())
         return output
 
     def reset(self) -> None:
         """Forget all requests: after a failed step nobody knows what the rows hold."""
         for request_id in list(self._batch.request_ids):
             self._remove(request_id)
+
+    def _compute_with_transfers(
+        self, step: SchedulerOutput, connector: WorkerConnector, meta: ConnectorMetadata
+    ) -> ModelRunnerOutput:
+        connector.handle_preemptions(meta)
+        self._copy_blocks(step)  # before a load, too, may write to what they are copied from
+        try:
+            connector.start_load_kv(meta)
+            output = self._compute(step)
+        except Exception:
+            # The requests end, and their blocks get other owners: nobody may be at them any more.
+            connector.wait_for_layer_load(self._last_layer)
+            connector.wait_for_save()
+            raise
+        connector.wait_for_save()
+        return output
 
     def _compute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         self._apply_changes(step)
@@ -106,7 +121,7 @@ class ModelRunner:
         if connector.is_layerwise:
             context.layer_transfers = connector
         else:
-            connector.wait_for_layer_load(self._model.config.num_layers - 1)
+            connector.wait_for_layer_load(self._last_layer)
 
     def _add(self, request: NewRequestData) -> None:
         self._batch.add(request)
@@ -131,6 +146,8 @@ class ModelRunner:
             self._add(request)
         for request_id, update in step.block_table_updates.items():
             self._batch.update_block_table(request_id, update)
+
+    def _copy_blocks(self, step: SchedulerOutput) -> None:
         if step.block_copies:
             self._backend.copy_blocks(self._cache, step.block_copies)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
 
 from ksana.engine.output_processor import OutputDelta
 from ksana.engine.stream import RequestStream
-from ksana.errors import EngineDeadError
+from ksana.errors import EngineDeadError, RequestError
 from ksana.types.output import FinishReason, RequestStats
 from ksana.types.request import Request, RequestDraft
 from ksana.types.sampling import SamplingParams
@@ -63,6 +64,18 @@ async def test_a_consumer_that_gave_up_waiting_misses_nothing() -> None:
         await asyncio.wait_for(stream.__anext__(), 0.01)
     stream.push(OutputDelta("r", "a", [7]))
     assert (await stream.__anext__()).text_delta == "a"
+
+
+async def test_a_refusal_that_nobody_waits_for_is_not_logged() -> None:
+    """Of several sequences that are refused together, the first one's refusal is raised; the others are no news."""
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context["message"]))
+    refused, ended = make_stream(), make_stream()
+    refused.set_admitted(RequestError("the queue is full"))
+    ended.set_dead(EngineDeadError("gone"))
+    del refused, ended
+    gc.collect()
+    assert complaints == []
 
 
 async def test_a_waiting_consumer_hears_of_a_dead_engine_and_leaving_then_aborts_nothing() -> None:

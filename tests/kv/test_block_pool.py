@@ -38,7 +38,7 @@ def test_freed_block_is_found_until_it_is_handed_out_again() -> None:
     assert pool.find(HASH_A) is block
     assert pool.allocate(1) == [block]
     assert pool.find(HASH_A) is None
-    assert pool.num_cached_blocks == 0
+    assert pool.cached_blocks() == {}
 
 
 def test_longest_unused_cached_block_is_evicted_first() -> None:

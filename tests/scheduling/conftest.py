@@ -75,6 +75,7 @@ class Bench:
 
     Args:
         windows: one KV cache group each; None is full attention.
+        num_window_blocks: usable blocks of each window beside full attention; 0: as many as of that.
         drafts: most tokens guessed for a request in a step.
         script: how a KV connector behaves; None for no connector.
         transfer: fields of :class:`KVTransferConfig`.
@@ -87,6 +88,7 @@ class Bench:
         num_blocks: int = 100,
         block_size: int = 4,
         windows: Sequence[int | None] = (None,),
+        num_window_blocks: int = 0,
         caching: bool = True,
         drafts: int = 0,
         script: TransferScript | None = None,
@@ -94,7 +96,7 @@ class Bench:
         seed: int = 0,
         **config: Any,
     ) -> None:
-        kv_config = make_kv_config(num_blocks, block_size, windows)
+        kv_config = make_kv_config(num_blocks, block_size, windows, num_window_blocks=num_window_blocks)
         self.clock = Clock()
         self.kv = KVCacheManager(kv_config, enable_prefix_caching=caching)
         self.guesser = Guesser()

@@ -114,6 +114,7 @@ def assert_nothing_is_left(bench: Any, requests: list[Request]) -> None:
     num_blocks=st.integers(3, 24),
     block_size=st.sampled_from([1, 4]),
     windows=st.sampled_from([[None], [None], [None, 5], [6]]),
+    num_window_blocks=st.sampled_from([0, 6, 12]),
     caching=st.sampled_from([True, True, False]),
     chunk=st.sampled_from([0, 1, 3, 7]),
     max_num_seqs=st.sampled_from([1, 3, 16]),

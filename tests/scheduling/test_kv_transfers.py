@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ksana.errors import RequestError
+from ksana.testing.paged_memory import prefix_digests
 from ksana.testing.scripted_kv_connector import TransferScript
 from ksana.types.request import Request, RequestStatus
 
@@ -140,6 +142,17 @@ def test_loads_leave_blocks_for_what_the_loading_will_compute(make_bench: MakeBe
     assert all(r.status is RequestStatus.FINISHED_LENGTH for r in requests)
 
 
+def test_loads_leave_no_more_of_a_window_than_they_will_take(make_bench: MakeBench) -> None:
+    """A window never holds all of a long prompt, so others need not wait for blocks that nobody will want."""
+    options = {"windows": [8], "num_blocks": 10, "split_fuse_token_num": 4}
+    bench = warmed(make_bench, PROMPT, TransferScript(never_received=NEVER), **options)
+    loading = bench.add([*PROMPT[:16], *range(100, 200)], max_tokens=1)
+    other = bench.add(4)
+    bench.step()
+    assert loading.status is RequestStatus.WAITING_FOR_REMOTE_KV
+    assert other.status is RequestStatus.RUNNING
+
+
 def test_the_last_running_request_is_swapped_out_and_comes_back_as_it_was(make_bench: MakeBench) -> None:
     bench = make_bench(num_blocks=6, caching=False, script=TransferScript(swap_room=9, saves=False))
     first, second = bench.add(7, max_tokens=12), bench.add(7, max_tokens=12)
@@ -195,3 +208,142 @@ def test_a_swap_that_does_not_end_is_given_up(make_bench: MakeBench) -> None:
     assert requests[1].status is RequestStatus.PREEMPTED
     bench.run()
     assert all(request.num_output_tokens == 12 for request in requests)
+
+
+def test_whose_swap_was_given_up_is_not_swapped_out_again(make_bench: MakeBench) -> None:
+    """A late report of the first would be taken for one of the second, whose blocks are still being read."""
+    script = TransferScript(swap_room=9, never_sent=NEVER, saves=False)
+    bench = make_bench(num_blocks=9, script=script, transfer={"free_timeout_s": 5.0})
+    for _ in range(2):
+        bench.add(7, max_tokens=20)
+    while not bench.scheduler.transfers.is_swapping_out:
+        bench.step()
+    script.never_sent = 0.0
+    bench.clock.now += 5.0
+    bench.scheduler.expire_waiting()
+    bench.run()
+    assert bench.scheduler.num_preemptions > 0
+    assert bench.scheduler.transfers.swaps_out == 1
+
+
+def test_who_gave_back_what_was_loaded_counts_what_it_begins_with(make_bench: MakeBench) -> None:
+    """Else more would have been loaded than was cached, and a counter would run backwards."""
+    bench = warmed(make_bench, PROMPT, TransferScript(saves=False), num_blocks=7, launch_block_threshold=0.0)
+    bench.add(7, max_tokens=8)
+    bench.step()
+    request = bench.add(PROMPT)
+    bench.step()
+    assert (request.num_external_tokens, request.status) == (16, RequestStatus.WAITING)
+    bench.connector.stored.clear()
+    bench.run()
+    assert (request.num_cached_tokens, request.num_external_tokens) == (12, 0)
+
+
+def test_a_window_that_cannot_hold_both_ends_does_not_keep_a_request_waiting(make_bench: MakeBench) -> None:
+    """Until its load is confirmed it holds the window of what is cached, and the one of what comes."""
+    prompt = list(range(41))
+    options = {"windows": [16], "num_blocks": 6, "split_fuse_token_num": 1}
+    bench = warmed(make_bench, prompt, TransferScript(saves=False), **options)
+    stored, bench.connector.stored = dict(bench.connector.stored), {}
+    bench.add(prompt[:17], max_tokens=1)
+    bench.run()
+    bench.connector.stored.update(stored)
+    request = bench.add(prompt, max_tokens=1)
+    bench.run()
+    assert request.status is RequestStatus.FINISHED_LENGTH
+
+
+def test_loads_of_a_failed_step_are_forgotten(make_bench: MakeBench) -> None:
+    """One that was preempted meanwhile is computed from its first token, and not from behind what never came."""
+    bench = warmed(
+        make_bench,
+        PROMPT,
+        TransferScript(sync=1.0, saves=False),
+        num_blocks=7,
+        enable_async=True,
+        launch_block_threshold=0.0,
+        preempt_mode="recompute",
+    )
+    older = bench.add(7, max_tokens=12)
+    bench.step()
+    request = bench.add(PROMPT)
+    assert bench.scheduler.schedule().num_scheduled_tokens == {"r0": 1, "r1": 2}
+    assert bench.scheduler.schedule().removed_request_ids == ["r1"]
+    bench.executor.reset()
+    assert bench.scheduler.fail_running(RequestError("the step failed")) == [older]
+    bench.connector.stored.clear()
+    bench.run()
+    assert request.output_token_ids == answer(make_bench, PROMPT)
+
+
+def test_a_load_may_write_where_shared_blocks_are_copied_from(make_bench: MakeBench) -> None:
+    """Both followers take a copy of their prompt's last block, which is free then, and filled with what is loaded."""
+    options = {"num_blocks": 10, "launch_block_threshold": 0.0, "swapout_block_threshold": 0.0}
+    bench = warmed(make_bench, PROMPT[:5], TransferScript(sync=1.0, saves=False), **options)
+    groups = [bench.group(2, 8, max_tokens=1) for _ in range(2)]
+    for leader in groups:
+        bench.scheduler.add_request(leader)
+    bench.step()
+    bench.add(16, max_tokens=1)
+    bench.add(PROMPT[:5], max_tokens=1)
+    step = bench.step()
+    sources = {source for _, source, _ in step.block_copies}
+    assert sources & set(step.new_requests[-1].block_ids[0])
+    bench.run()
+
+
+def test_whose_loads_have_failed_is_not_swapped_out(make_bench: MakeBench) -> None:
+    """Nothing of it would be loaded again: it would be copied for nothing."""
+    script = TransferScript(swap_room=9, undecided=1.0, saves=False)
+    bench = make_bench(num_blocks=6, caching=False, script=script, transfer={"load_timeout_s": 1.0})
+    requests = [bench.add(7, max_tokens=12) for _ in range(2)]
+    bench.step()
+    bench.clock.now += 1.0
+    bench.run()
+    assert all(request.num_output_tokens == 12 for request in requests)
+    assert bench.scheduler.transfers.swaps_out == 0
+    assert bench.scheduler.num_preemptions > 0
+
+
+def test_blocks_that_are_kept_no_longer_are_saved_by_nobody(make_bench: MakeBench) -> None:
+    """A store that is too slow would keep what others write there, under the name of what was there before."""
+    script = TransferScript(never_sent=NEVER)
+    bench = make_bench(num_blocks=4, script=script, transfer={"free_timeout_s": 5.0})
+    request = bench.add(9, max_tokens=1)
+    bench.step()
+    bench.step()
+    slow = list(bench.connector.worker._transfers)
+    assert (len(slow), bench.kv.num_free_blocks) == (1, 1)
+    bench.clock.now += 5.0
+    bench.scheduler.expire_waiting()
+    assert bench.kv.num_free_blocks == 4
+    script.saves = False
+    bench.add(13, max_tokens=2)
+    while bench.scheduler.requests:
+        bench.step()
+    slow[0].due = 0.0
+    bench.step()
+    digests = prefix_digests(request.all_token_ids)
+    blocks = {(0, block_hash): digests[4 * i : 4 * i + 4] for i, block_hash in enumerate(request.block_hashes)}
+    assert all(blocks[key] == content for key, content in bench.connector.stored.items())
+
+
+def test_a_prompt_that_waits_for_blocks_leaves_its_tokens_to_others(make_bench: MakeBench) -> None:
+    bench = make_bench(
+        num_blocks=3,
+        block_size=16,
+        caching=False,
+        script=TransferScript(swap_room=9, never_sent=NEVER, saves=False),
+        policy="priority",
+        split_fuse_token_num=4,
+        max_num_batched_tokens=6,
+        launch_block_threshold=0.0,
+        swapout_block_threshold=0.0,
+    )
+    victim = bench.add(1, max_tokens=15, priority=2)
+    bench.step()
+    bench.add(24, max_tokens=1, priority=0)
+    bench.add(16, max_tokens=1, priority=1)
+    while victim.status is RequestStatus.RUNNING:
+        step = bench.step()
+    assert step.num_scheduled_tokens == {"r2": 4}

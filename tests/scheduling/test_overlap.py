@@ -138,6 +138,7 @@ def add(bench: Any, request: Request) -> bool:
     num_blocks=st.integers(3, 24),
     block_size=st.sampled_from([1, 4]),
     windows=st.sampled_from([[None], [5], [None, 4], [2, 7]]),
+    num_window_blocks=st.sampled_from([0, 6, 12]),
     caching=st.booleans(),
     chunk=st.sampled_from([0, 1, 3, 7]),
     budget=st.sampled_from([1, 2, 5, 16, 4096]),

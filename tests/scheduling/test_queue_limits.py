@@ -44,6 +44,19 @@ def test_waiting_request_times_out(make_bench: MakeBench) -> None:
     assert late.status is RequestStatus.FINISHED_LENGTH
 
 
+def test_all_sequences_of_a_prompt_time_out_at_once(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_seqs=1, waiting_timeout_s=10.0)
+    bench.add(3, max_tokens=8)
+    bench.step()
+    leader = bench.group(3, 5)
+    sequences = leader.sequences
+    bench.scheduler.add_request(leader)
+    bench.clock.now = 10.5
+    assert set(bench.scheduler.expire_waiting()) == set(sequences)
+    assert all(sequence.status is RequestStatus.FINISHED_ERROR for sequence in sequences)
+    bench.run()
+
+
 def test_running_and_preempted_requests_do_not_time_out(make_bench: MakeBench) -> None:
     bench = make_bench(num_blocks=6, waiting_timeout_s=10.0)
     bench.add(7, max_tokens=12)

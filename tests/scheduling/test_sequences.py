@@ -110,3 +110,35 @@ def test_all_sequences_count_in_the_queue(make_bench: MakeBench) -> None:
     with pytest.raises(Exception, match="queue is full"):
         bench.scheduler.add_request(bench.group(2, 5))
     bench.run()
+
+
+def test_hashes_of_the_prompt_are_computed_once(make_bench: MakeBench) -> None:
+    """A long prompt's would cost every sequence some milliseconds more."""
+    bench = make_bench()
+    leader = bench.group(3, 11)
+    _, *followers = leader.sequences
+    bench.scheduler.add_request(leader)
+    bench.step()
+    assert len(leader.block_hashes) == 2
+    assert all(follower.block_hashes == leader.block_hashes for follower in followers)
+    assert all(follower.block_hashes is not leader.block_hashes for follower in followers)
+    bench.run()
+
+
+def test_a_leader_that_comes_back_with_a_token_more_shares_no_window(make_bench: MakeBench) -> None:
+    """Preempted with its prompt in flight, it computes the first token too, and its window has moved on by then."""
+    bench = make_bench(num_blocks=9, windows=[None, 8], caching=False, enable_async=True, launch_block_threshold=0.0)
+    bench.add(7, max_tokens=4)
+    bench.add(13, max_tokens=3)
+    bench.step()
+    leader = bench.group(2, 11, max_tokens=4)
+    sequences = leader.sequences
+    bench.scheduler.add_request(leader)
+    first, second = bench.scheduler.schedule(), bench.scheduler.schedule()
+    assert first.num_scheduled_tokens == {"r0": 1, "r1": 1, "r2": 11}
+    assert leader.status is RequestStatus.PREEMPTED
+    for step in (first, second):
+        bench.take_in(step, bench.execute(step))
+    assert (leader.num_output_tokens, leader.followers) == (1, sequences[1:])
+    bench.run()
+    assert [sequence.num_output_tokens for sequence in sequences] == [4, 4]

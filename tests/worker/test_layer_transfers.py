@@ -73,3 +73,42 @@ def test_a_step_that_only_asks(make_engine: Callable[..., Any]) -> None:
     recorder = engine.runner._connector = Recorder(False)
     engine.runner.execute(SchedulerOutput(polls_connector=True))
     assert recorder.calls == ["finished"]
+
+
+@pytest.mark.parametrize("is_layerwise", [True, False])
+def test_a_step_that_fails_leaves_nobody_at_its_blocks(make_engine: Callable[..., Any], is_layerwise: bool) -> None:
+    """What it loads would go on being written into blocks that have other owners by then."""
+    engine = make_engine()
+    recorder = engine.runner._connector = Recorder(is_layerwise)
+    engine.add([5, 6, 7, 8, 9])
+    step = engine.scheduler.schedule()
+    step.connector_metadata = ConnectorMetadata()
+
+    def fail(inputs: object, context: object) -> None:
+        raise MemoryError("planted")
+
+    engine.model.forward = fail
+    with pytest.raises(MemoryError):
+        engine.runner.execute(step)
+    assert recorder.calls[-2:] == ["load 1", "saved"]
+
+
+class Overwriter(Recorder):
+    """Loads into a block as soon as it may."""
+
+    def __init__(self, block: torch.Tensor) -> None:
+        super().__init__(is_layerwise=False)
+        self._block = block
+
+    def start_load_kv(self, meta: ConnectorMetadata) -> None:
+        self._block.fill_(0)
+
+
+def test_shared_blocks_are_copied_before_a_load_may_write_to_them(make_engine: Callable[..., Any]) -> None:
+    """Whoever shared one no longer does, so it may be free, and filled with what another request waits for."""
+    engine = make_engine()
+    tensor = engine.runner._cache.group_tensors(0)[0]
+    tensor[1].fill_(7)
+    engine.runner._connector = Overwriter(tensor[1])
+    engine.runner.execute(SchedulerOutput(block_copies=[(0, 1, 2)], connector_metadata=ConnectorMetadata()))
+    assert torch.equal(tensor[2], torch.full_like(tensor[2], 7))
