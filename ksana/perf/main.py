@@ -37,6 +37,7 @@ def _means_nothing_here(path: tuple[str, ...]) -> bool:
     return path in (
         ("scheduler", "enable_async"),
         ("scheduler", "max_mixed_prefill_tokens"),
+        ("scheduler", "long_prefill_token_threshold"),
         ("cache", "enable_prefix_caching"),
     )
 

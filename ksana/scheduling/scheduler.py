@@ -34,6 +34,7 @@ class Scheduler(RequestBook):
     """
 
     _num_steps = 0
+    _expected_decoding = 0
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step, at the earliest when all steps but the last one have been taken in.
@@ -44,10 +45,12 @@ class Scheduler(RequestBook):
         """
         step = SchedulerOutput(number=self._num_steps)
         self._num_steps += 1
-        budget, preempted = self._schedule_running(step)
-        if not preempted:
+        budget, num_preemptions = StepBudget(self.config, self._expected_decoding), self.num_preemptions
+        self._schedule_running(step, budget)
+        if self.num_preemptions == num_preemptions:
             # Whoever was preempted in this step must not come back in it, and nobody may overtake it.
             self._schedule_waiting(step, budget)
+        self._expected_decoding = budget.num_decoding_next
         step.removed_request_ids, self._removed_ids = self._removed_ids, []
         step.block_copies = self.kv.take_block_copies()
         if self.transfers is not None:
@@ -121,12 +124,11 @@ class Scheduler(RequestBook):
                 updates.append(RequestUpdate(request, tokens, entries))
         return updates
 
-    def _schedule_running(self, step: SchedulerOutput) -> tuple[int, bool]:
-        """Returns the budget left for prompts, and whether a request had to be preempted."""
-        num_preemptions = self.num_preemptions
-        budget, running = StepBudget(self.config), RequestStatus.RUNNING
+    def _schedule_running(self, step: SchedulerOutput, budget: StepBudget) -> None:
         if self.transfers is not None:
             self._swap_out_early(self.transfers)
+        budget.reserved = self._short_prompts_waiting(budget)
+        running = RequestStatus.RUNNING
         for request in list(self._running):
             if budget.tokens == 0 or request.status is not running:  # the rest has been preempted
                 break
@@ -134,7 +136,17 @@ class Scheduler(RequestBook):
                 self._advance(request, budget, step)
             else:
                 self._advance_beams(request, request.beam_group, budget, step)
-        return budget.prompt_tokens, self.num_preemptions > num_preemptions
+        budget.reserved = 0
+
+    def _short_prompts_waiting(self, budget: StepBudget) -> int:
+        """Tokens of the short prompts that are the next to be admitted, up to half a step."""
+        num_tokens, limit = 0, budget.tokens // 2
+        for index in range(min(len(self._waiting), self.config.max_num_seqs - self._num_rows)):
+            request = self._waiting[index]
+            if num_tokens >= limit or not budget.is_short(request.num_tokens):
+                break
+            num_tokens += request.num_tokens
+        return min(num_tokens, limit)
 
     def _advance(self, request: Request, budget: StepBudget, step: SchedulerOutput) -> None:
         """Move a running request on, if there are tokens and blocks for it."""
@@ -148,7 +160,7 @@ class Scheduler(RequestBook):
         count = min(num_known - start, self.max_chunk, budget.tokens) if num_known > start + 1 else 1
         is_prompt = count > 1
         if is_prompt:
-            count = min(count, budget.prompt_tokens)
+            count = min(count, budget.for_prompt(num_known - start))
             if count == 0:
                 return
         elif self.speculator is not None and start == num_known - 1:
@@ -164,19 +176,20 @@ class Scheduler(RequestBook):
         step.num_scheduled_tokens[request.request_id] = count
         request.num_in_flight = in_flight + count
         if is_prompt:
-            budget.spend_on_prompt(count)
+            budget.spend_on_prompt(count, is_last=start + count == num_known)
         else:
             budget.tokens -= count
             budget.num_decoding += 1
 
     def _advance_beams(self, leader: Request, group: BeamGroup, budget: StepBudget, step: SchedulerOutput) -> None:
         """Move all beams of a search on, or none."""
-        count = group.num_to_schedule(budget.tokens, budget.prompt_tokens, self.max_chunk)
+        num_left = leader.num_tokens - leader.num_computed_tokens - leader.num_in_flight
+        count = group.num_to_schedule(budget.tokens, budget.for_prompt(num_left), self.max_chunk)
         if count <= 0:
             return
         spent = schedule_beams(leader, count, partial(self._grow_at_others_expense, served=leader), self.kv, step)
         if count > 1:
-            budget.spend_on_prompt(spent)
+            budget.spend_on_prompt(spent, is_last=count == num_left)
         else:
             budget.tokens -= spent
             budget.num_decoding += spent
@@ -253,7 +266,7 @@ class Scheduler(RequestBook):
                 return
             missing -= num_blocks
 
-    def _schedule_waiting(self, step: SchedulerOutput, budget: int) -> None:
+    def _schedule_waiting(self, step: SchedulerOutput, budget: StepBudget) -> None:
         """Admit from the front; the first that does not fit ends it, so that nobody starves.
 
         While nobody runs, half of those who wait are enough for a step that is large already: their answers begin
@@ -264,15 +277,15 @@ class Scheduler(RequestBook):
         if transfers is not None:
             if transfers.is_swapping_out:
                 return
-            budget = self._schedule_loaded(step, budget, transfers)
+            self._schedule_loaded(step, budget, transfers)
             if self._loaded:
                 return
         large = self.config.max_mixed_prefill_tokens
         second_half = len(self._waiting) // 2 if large and not self._running else 0
-        enough = budget - large
+        enough = budget.tokens - large
         num_undecided = 0
-        while num_undecided < min(len(self._waiting), _MAX_UNDECIDED) and budget > 0:
-            if len(self._waiting) <= second_half and budget <= enough:
+        while num_undecided < min(len(self._waiting), _MAX_UNDECIDED) and budget.tokens > 0:
+            if len(self._waiting) <= second_half and budget.tokens <= enough:
                 return
             request = self._waiting[num_undecided]
             if self._num_rows + request.sampling.num_beams > self.config.max_num_seqs:
@@ -294,22 +307,23 @@ class Scheduler(RequestBook):
                     self._waiting.remove(request)
                     continue
                 offer = NO_OFFER  # a window can hold the end of what is cached or of what is loaded, and not both
-            count = self._admit(request, hit, offer, budget, step)
-            if count == 0:
+            if not self._admit(request, hit, offer, budget, step):
                 return
-            budget -= count
 
-    def _admit(self, request: Request, hit: PrefixHit, offer: Offer, budget: int, step: SchedulerOutput) -> int:
+    def _admit(self, request: Request, hit: PrefixHit, offer: Offer, budget: StepBudget, step: SchedulerOutput) -> bool:
         """Let a waiting request run; the step may begin with loading some of its tokens.
 
         Returns:
-            Its tokens in the step; 0, with nothing changed, if there are too few free blocks.
+            False, with nothing changed, if there are too few tokens or free blocks left.
         """
         num_loading = offer.num_tokens
-        count = min(request.num_tokens - hit.num_tokens - num_loading, self.max_chunk, budget)
+        num_left = request.num_tokens - hit.num_tokens - num_loading
+        count = min(self.max_chunk, budget.for_prompt(num_left))
+        if count == 0:
+            return False
         block_ids = self.kv.admit(request, hit, num_loading + count, num_external_tokens=num_loading)
         if block_ids is None:
-            return 0
+            return False
         self._waiting.remove(request)
         request.num_computed_tokens = hit.num_tokens
         if request.status is RequestStatus.WAITING:
@@ -317,26 +331,29 @@ class Scheduler(RequestBook):
         if self.transfers is not None and request.beam_group is None:
             self.transfers.begin(request, block_ids, offer, step.number)
         self._start(request, block_ids, count, step, num_loading)
-        return count
+        budget.spend_on_prompt(count, is_last=count == num_left)
+        return True
 
-    def _schedule_loaded(self, step: SchedulerOutput, budget: int, transfers: KVTransfers) -> int:
-        """Whose blocks have been loaded runs before others are admitted; returns the budget that is left.
+    def _schedule_loaded(self, step: SchedulerOutput, budget: StepBudget, transfers: KVTransfers) -> None:
+        """Whose blocks have been loaded runs before others are admitted.
 
         Should they stand in each other's way, those that come last give back what was loaded.
         """
-        while self._loaded and budget > 0 and self._num_rows < self.config.max_num_seqs:
+        while self._loaded and self._num_rows < self.config.max_num_seqs:
             request = self._loaded[0]
-            count = min(request.num_tokens - request.num_computed_tokens, self.max_chunk, budget)
+            num_left = request.num_tokens - request.num_computed_tokens
+            count = min(self.max_chunk, budget.for_prompt(num_left))
+            if count == 0:
+                break
             if self.kv.grow(request, count) is not None:
                 self._loaded.remove(request)
                 transfers.run_loaded(request)
                 self._start(request, self.kv.block_ids(request.request_id), count, step)
-                budget -= count
+                budget.spend_on_prompt(count, is_last=count == num_left)
             elif self._running:
                 break
             else:
                 self._give_back(self._loaded.pop_last())
-        return budget
 
     def _has_room_for(self, request: Request, hit: PrefixHit) -> bool:
         """True if there are blocks for all tokens of a waiting request, and enough left for others.

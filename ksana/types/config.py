@@ -72,12 +72,18 @@ class ModelOptions(ConfigPart):
 class SchedulerConfig(ConfigPart):
     """Limits of a step and of the queue."""
 
-    max_num_batched_tokens: int = Field(1024, ge=1, description="token budget of one step")
+    max_num_batched_tokens: int = Field(2048, ge=1, description="token budget of one step")
     max_mixed_prefill_tokens: int = Field(
         128,
         ge=0,
-        description="most tokens of a step that both decodes and computes prompts, which get a quarter of it at least; "
-        "0: no limit",
+        description="most tokens of a step that both decodes and computes long prompts, which get a quarter of it at "
+        "least; 0: no limit",
+    )
+    long_prefill_token_threshold: int = Field(
+        256,
+        ge=0,
+        description="a prompt with no more tokens left to compute is not long: it goes whole into the step, also beside "
+        "those who decode; 0: every prompt is long",
     )
     max_num_seqs: int = Field(128, ge=1, description="most requests running at once")
     max_model_len: int = Field(0, ge=0, description="most tokens of prompt and output; 0: what the model allows")
@@ -98,7 +104,7 @@ class SchedulerConfig(ConfigPart):
         2.0, ge=0, le=1000, description="blocks that stay free for each running request when one is swapped in"
     )
     launch_block_threshold: float = Field(
-        1.0, ge=0, le=1000, description="blocks that stay free for each running request when a waiting one is admitted"
+        2.0, ge=0, le=1000, description="blocks that stay free for each running request when a waiting one is admitted"
     )
 
 

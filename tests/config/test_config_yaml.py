@@ -61,6 +61,7 @@ def test_a_file_of_the_original_engine_is_understood(tmp_path: Path) -> None:
         "max_model_len": 100,
         "max_num_batched_tokens": 256,
         "max_mixed_prefill_tokens": 128,
+        "long_prefill_token_threshold": 256,
         "max_num_seqs": 3,
         "split_fuse_token_num": 32,
         "policy": "fcfs",

@@ -107,7 +107,7 @@ class Bench:
         if script is not None:
             self.connector = ScriptedKVConnector(self.kv, self.executor.memory, script, seed)
         self.scheduler = Scheduler(
-            SchedulerConfig(**config),
+            SchedulerConfig(**{"launch_block_threshold": 1, **config}),  # caches are small here, and meant to fill up
             self.kv,
             speculator=speculator,
             connector=self.connector,

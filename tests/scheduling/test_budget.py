@@ -76,7 +76,7 @@ def test_chunk_size_is_a_limit_for_each_request_not_for_the_step(make_bench: Mak
 
 def test_prompts_get_little_of_a_step_that_decodes(make_bench: MakeBench) -> None:
     """A long prompt would stop everybody's text for as long as it takes. The others' tokens take time as well."""
-    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=5)
+    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=5, long_prefill_token_threshold=0)
     bench.add(3, max_tokens=20)
     assert bench.step().num_scheduled_tokens == {"r0": 3}
     bench.add(6, max_tokens=20)
@@ -88,7 +88,7 @@ def test_prompts_get_little_of_a_step_that_decodes(make_bench: MakeBench) -> Non
 
 
 def test_prompts_go_on_however_many_decode(make_bench: MakeBench) -> None:
-    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=8)
+    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=8, long_prefill_token_threshold=0)
     for _ in range(8):
         bench.add(1, max_tokens=20)
     bench.step()
@@ -100,11 +100,65 @@ def test_prompts_go_on_however_many_decode(make_bench: MakeBench) -> None:
 
 def test_half_of_the_waiting_begin_to_be_answered_before_the_others(make_bench: MakeBench) -> None:
     """In one step all would wait for the sum of the prompts."""
-    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=8)
+    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=8, long_prefill_token_threshold=0)
     for _ in range(5):
         bench.add(7, max_tokens=2)
     assert bench.step().num_scheduled_tokens == {"r0": 7, "r1": 7, "r2": 7}
     assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 1, "r2": 1, "r3": 5}
+    bench.run()
+
+
+def test_short_prompts_go_whole_and_pass_by_a_long_one(make_bench: MakeBench) -> None:
+    """Nobody waits for somebody else's long prompt, nor gives it more than its part of the step."""
+    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=8, long_prefill_token_threshold=10)
+    bench.add(3, max_tokens=20)
+    bench.step()
+    bench.add(40, max_tokens=2)
+    bench.add(10, max_tokens=2)
+    bench.add(9, max_tokens=2)
+    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 7, "r2": 10, "r3": 9}
+    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 5, "r2": 1, "r3": 1}
+    bench.run()
+
+
+def test_the_rest_of_a_long_prompt_is_a_short_one(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=8, long_prefill_token_threshold=10)
+    bench.add(3, max_tokens=20)
+    bench.step()
+    bench.add(17, max_tokens=2)
+    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 7}
+    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 10}
+    bench.run()
+
+
+def test_who_came_after_a_long_prompt_decodes_as_if_it_had_come_before(make_bench: MakeBench) -> None:
+    """The long one is the first to be served, when nobody has been seen to decode yet."""
+    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=8, long_prefill_token_threshold=10)
+    bench.add(200, max_tokens=2)
+    assert bench.step().num_scheduled_tokens == {"r0": 50}
+    bench.add(5, max_tokens=20)
+    assert bench.step().num_scheduled_tokens == {"r0": 45, "r1": 5}
+    for _ in range(5):
+        assert bench.step().num_scheduled_tokens == {"r0": 7, "r1": 1}
+    bench.run()
+
+
+def test_a_long_prompt_leaves_half_of_the_step_at_most(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_batched_tokens=50, long_prefill_token_threshold=10, max_num_seqs=8)
+    bench.add(200, max_tokens=2)
+    bench.step()
+    for _ in range(4):
+        bench.add(9, max_tokens=1)
+    assert bench.step().num_scheduled_tokens == {"r0": 25, "r1": 9, "r2": 9, "r3": 7}
+    bench.run()
+
+
+def test_nothing_is_left_to_those_who_cannot_be_admitted(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_batched_tokens=50, long_prefill_token_threshold=10, max_num_seqs=1)
+    bench.add(200, max_tokens=2)
+    bench.step()
+    bench.add(9, max_tokens=1)
+    assert bench.step().num_scheduled_tokens == {"r0": 50}
     bench.run()
 
 

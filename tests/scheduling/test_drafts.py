@@ -115,7 +115,7 @@ def test_drafts_leave_the_others_their_part_of_the_budget(make_bench: MakeBench)
 
 def test_a_prompt_waits_no_longer_for_drafts_than_for_tokens(make_bench: MakeBench) -> None:
     """Drafts of one are no prompt of another: they leave its part of a mixed step alone."""
-    bench = make_bench(drafts=4, max_mixed_prefill_tokens=8)
+    bench = make_bench(drafts=4, max_mixed_prefill_tokens=8, long_prefill_token_threshold=0)
     bench.add(3, max_tokens=100)
     bench.step()
     bench.add(40, max_tokens=1)
