@@ -10,31 +10,17 @@ comparison it computes another prompt of the same length.
 from __future__ import annotations
 
 import argparse
-import os
-import random
 import socket
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack
 
 import openai
+from prefix_client import ask, random_prompt, run_server
 from rich.progress import track
 
-NUM_OUTPUT_TOKENS = 8
 LARGEST_RATIO = 0.35
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came for a prompt, and when its first token did."""
-
-    ttft_s: float
-    text: str
-    num_cached_tokens: int
 
 
 def main() -> int:
@@ -73,45 +59,11 @@ def main() -> int:
     return 0 if ratio <= LARGEST_RATIO else 1
 
 
-@contextmanager
-def serve(model: str, master: str, threads: int) -> Iterator[openai.OpenAI]:
+def serve(model: str, master: str, threads: int) -> AbstractContextManager[openai.OpenAI]:
     """A server on the shared cache, and a client of it."""
     flags = ["--mooncake-service-endpoint", "P2PHANDSHAKE", "--mooncake-master-server-addr", master]
-    flags += ["--mooncake-global-segment-size", "1GiB", "--log-level", "warning", "--no-access-log"]
-    command = [sys.executable, "-m", "ksana.cli.serve", "--model", model, "--port", "0", *flags]
-    environment = {**os.environ, "ENABLE_GLOBAL_CACHE_HOOK": "1", "KSANA_KERNEL_THREADS": str(threads)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        address = server.stdout.readline().split(" on ")[1].split()[0]
-        time.sleep(1.0)  # the master may just have been started
-        with openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
-            yield client
-        server.terminate()
-
-
-def ask(client: openai.OpenAI, prompt: list[int]) -> Answer:
-    """Stream an answer."""
-    started = time.perf_counter()
-    ttft_s, text, num_cached = 0.0, "", 0
-    for chunk in client.completions.create(
-        model="ksana-llm",
-        prompt=prompt,
-        max_tokens=NUM_OUTPUT_TOKENS,
-        temperature=0.0,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"ignore_eos": True},
-    ):
-        ttft_s = ttft_s or time.perf_counter() - started
-        text += "".join(choice.text for choice in chunk.choices)
-        if chunk.usage is not None and chunk.usage.prompt_tokens_details is not None:
-            num_cached = chunk.usage.prompt_tokens_details.cached_tokens or 0
-    return Answer(ttft_s, text, num_cached)
-
-
-def random_prompt(length: int) -> list[int]:
-    """Token ids that mean nothing; every vocabulary has them."""
-    return [random.randrange(100, 20_000) for _ in range(length)]
+    flags += ["--mooncake-global-segment-size", "1GiB", "--threads", str(threads)]
+    return run_server(model, flags, {"ENABLE_GLOBAL_CACHE_HOOK": "1"}, settle_s=1.0)  # for a master just started
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import operator
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ from ksana.types.stats import LATENCY_BOUNDS, Histogram
 from ksana.types.step import BlockIds, SchedulerOutput
 
 logger = logging.getLogger(__name__)
+
+_WARNING_INTERVAL_S = 10.0
+"""While loads fail, one warning in so long; metrics count the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class KVTransfers:
         self._kv = kv
         self._config = config
         self._clock = clock
+        self._next_warning = -math.inf
         groups = kv.config.groups
         self._no_blocks: BlockIds = tuple([] for _ in groups)
         self._window_groups = [index for index, group in enumerate(groups) if group.sliding_window is not None]
@@ -354,7 +359,11 @@ class KVTransfers:
             return False
         self.load_failures += 1
         self._attempts.note_failure(load.request.request_id)
-        logger.warning(
+        now, level = self._clock(), logging.DEBUG
+        if now >= self._next_warning:
+            self._next_warning, level = now + _WARNING_INTERVAL_S, logging.WARNING
+        logger.log(
+            level,
             "request %s: of %d tokens from %s, %d could not be loaded",
             load.request.request_id,
             load.num_external_tokens,

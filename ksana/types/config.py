@@ -82,7 +82,7 @@ class SchedulerConfig(ConfigPart):
     long_prefill_token_threshold: int = Field(
         256,
         ge=0,
-        description="a prompt with no more tokens left to compute is not long: it goes whole into the step, also beside "
+        description="a prompt with no more tokens left to compute is not long: it goes whole into a step, also beside "
         "those who decode; 0: every prompt is long",
     )
     max_num_seqs: int = Field(128, ge=1, description="most requests running at once")

@@ -88,6 +88,21 @@ def test_what_did_not_come_is_computed_and_no_token_is_drawn_from_it(
     assert request.output_token_ids == answer(make_bench, PROMPT)
 
 
+def test_failures_do_not_flood_the_log(make_bench: MakeBench, caplog: pytest.LogCaptureFixture) -> None:
+    """A broken store fails for every request, and there may be hundreds in a second."""
+    script = TransferScript(max_delay=0, saves=False)
+    bench = warmed(make_bench, PROMPT, script)
+    for wait_s, num_warnings in ((0, 1), (0, 1), (11, 2)):
+        bench.clock.now += wait_s
+        request = bench.add(PROMPT, max_tokens=1)
+        bench.kv.find_prefix(request)
+        script.lost_keys = {(0, block_hash) for block_hash in request.block_hashes}
+        bench.run()
+        bench.kv.reset_prefix_cache()
+        assert caplog.text.count("could not be loaded") == num_warnings
+    assert bench.scheduler.transfers.load_failures == 3
+
+
 @pytest.mark.parametrize("sync", [0.0, 1.0])
 def test_with_the_policy_fail_the_request_ends(make_bench: MakeBench, sync: float) -> None:
     script = TransferScript(sync=sync, lost_block=1.0)
