@@ -2,8 +2,8 @@
 
     python benchmarks/cache_levels.py [--model demo] [--tokens 2000] [--rounds 5]
 
-The device's cache has room for four prompts, so that four others drive the blocks of one into the host's memory. For the
-disk the server is started anew. All answers to a prompt must be equal, whatever they begin with.
+The device's cache has room for four prompts, so that four others drive the blocks of one into the host's memory. For
+the disk the server is started anew. All answers to a prompt must be equal, whatever they begin with.
 """
 
 from __future__ import annotations

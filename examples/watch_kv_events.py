@@ -1,7 +1,7 @@
 """What is in a server's KV cache, and what happens to it.
 
 Start a server with ``ksana-serve --model demo --kv-events zmq``, then ``python examples/watch_kv_events.py``. It shows
-all events, those that were missed too, by way of the content that they make. Needs ``pip install 'ksana[events]'``.
+all events, those that were missed too, by way of the content that they make. Needs ``pip install '.[events]'``.
 """
 
 from __future__ import annotations

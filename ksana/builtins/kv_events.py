@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 @hookimpl(trylast=True)
 def ksana_create_kv_event_publisher(config: KVEventsConfig, log: EventLog) -> KVEventPublisher | None:
     """Create the publishers ``zmq`` and ``nats``."""
+    if config.publisher in ("zmq", "nats"):
+        _check_utf8(config)
     try:
         if config.publisher == "zmq":
             from ksana.kv_events.transports.zmq_publisher import ZmqPublisher
@@ -28,6 +30,20 @@ def ksana_create_kv_event_publisher(config: KVEventsConfig, log: EventLog) -> KV
     except ModuleNotFoundError as error:
         raise UsageError(
             f"--kv-events {config.publisher} needs a library that is not there: no module {error.name}; "
-            "pip install 'ksana[events]'"
+            "in a checkout of Ksana: pip install '.[events]'"
         ) from error
     return None
+
+
+def _check_utf8(config: KVEventsConfig) -> None:
+    """Command lines may have any bytes."""
+    texts = {
+        "--kv-events-endpoint": config.endpoint,
+        "--kv-events-replay-endpoint": config.replay_endpoint,
+        "--kv-events-topic": config.topic,
+    }
+    for flag, text in texts.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{flag} is not valid UTF-8") from None

@@ -23,7 +23,8 @@ def ksana_configure(config: KsanaConfig) -> None:
         from ksana.telemetry.otlp.export import check_config
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"--otlp-endpoint needs OpenTelemetry, but there is no module {error.name}: pip install 'ksana[otlp]'"
+            f"--otlp-endpoint needs OpenTelemetry, but there is no module {error.name}; "
+            "in a checkout of Ksana: pip install '.[otlp]'"
         ) from error
     check_config(config.telemetry)
 

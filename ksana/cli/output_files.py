@@ -30,7 +30,7 @@ def check_writable(path: Path) -> None:
 def check_can_plot() -> None:
     """Raise UsageError if matplotlib is not installed: it is an extra."""
     if find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib; install it with: pip install 'ksana[plot]'")
+        raise UsageError("--plot needs matplotlib; install it with: pip install matplotlib")
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> None:

@@ -6,6 +6,7 @@ spells the defaults out still works. Anything else would be silently ignored, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,8 @@ def _preempt_mode(mode: Any) -> str:
 def _gigabytes_to_bytes(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError("must be a number of gigabytes")
+    if not 0 <= value < math.inf:  # nor NaN
+        raise ValueError("must be a number of gigabytes, 0 or more")
     return int(value * 2**30) or None
 
 

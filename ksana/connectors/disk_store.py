@@ -80,7 +80,8 @@ class DiskStore(BlockStore):
             if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(0, "no permission")
         except OSError as error:
-            raise UsageError(f"no KV cache on disk at {folder}: {error.strerror}; see --kv-disk-path") from None
+            reason = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror
+            raise UsageError(f"no KV cache on disk at {folder}: {reason}; see --kv-disk-path") from None
 
     @property
     def num_bytes(self) -> int:

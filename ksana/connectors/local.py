@@ -59,8 +59,8 @@ def create_disk_connector(context: ConnectorContext) -> StoreConnector:
         folder = Path(transfer.disk_path).expanduser() if transfer.disk_path else default_folder()
     except RuntimeError as error:
         raise UsageError(f"no KV cache on disk: {error}; say where with --kv-disk-path") from None
-    logger.info("KV cache on disk: %s, up to %.0f MiB", folder, transfer.disk_max_bytes / 2**20)
     store = DiskStore(folder, transfer.disk_max_bytes, context.namespace.prefix)
+    logger.info("KV cache on disk: %s, up to %.0f MiB", folder, transfer.disk_max_bytes / 2**20)
     threads = context.config.cache.swap_threads
     return StoreConnector(store, context.namespace, context.kv, _policy(context, "disk"), threads=threads)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from ksana.connectors.base import KVConnector
     from ksana.connectors.context import ConnectorContext
 
-_BUILTIN = ("local", "local_disk")
+logger = logging.getLogger(__name__)
+
+_HOST = "local"
+_BUILTIN = (_HOST, "local_disk")
 
 
 def create_kv_connector(
@@ -38,6 +42,9 @@ def create_kv_connector(
     names = _names(config, plugins)
     if not names:
         return None
+    idle = [name for name in names if name != _HOST]  # which requests that are swapped out need all the same
+    if idle and not config.cache.enable_prefix_caching:
+        logger.warning("without prefix caching, KV connectors store and find nothing: %s", ", ".join(idle))
     from ksana.connectors.block_store import BlockNamespace, describe_model
     from ksana.connectors.context import ConnectorContext
     from ksana.connectors.multi import MultiConnector
@@ -53,7 +60,7 @@ def create_kv_connector(
 
 def _names(config: KsanaConfig, plugins: KsanaPluginManager) -> list[str]:
     """Nearest first, each once."""
-    host = ["local"] if config.cache.host_memory_factor > 0 else []
+    host = [_HOST] if config.cache.host_memory_factor > 0 else []
     contributed: list[list[str]] = plugins.hook.ksana_kv_connector_names(config=config)
     others = [name for own in reversed(contributed) for name in own]  # registered first, called last
     return list(dict.fromkeys([*host, *config.kv_transfer.connectors, *others]))
@@ -63,6 +70,7 @@ def _create(name: str, context: ConnectorContext, plugins: KsanaPluginManager) -
     connector: KVConnector | None = plugins.hook.ksana_create_kv_connector(name=name, context=context)
     if connector is None:
         raise UsageError(
-            f"--kv-connector {name}: no plugin has a connector of that name; built in are {' and '.join(_BUILTIN)}"
+            f"--kv-connector {name or repr(name)}: no plugin has a connector of that name; "
+            f"built in are {' and '.join(_BUILTIN)}"
         )
     return connector

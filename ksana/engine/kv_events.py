@@ -43,5 +43,5 @@ def open_event_stream(config: KVEventsConfig, plugins: KsanaPluginManager) -> KV
     log = EventLog(config.buffer_steps)
     publisher: KVEventPublisher | None = plugins.hook.ksana_create_kv_event_publisher(config=config, log=log)
     if publisher is None:
-        raise UsageError(f"no plugin has the publisher of --kv-events {config.publisher}; built in are zmq and nats")
+        raise UsageError(f"no plugin has the publisher of --kv-events {config.publisher!r}; built in are zmq and nats")
     return KVEventStream(log, publisher)

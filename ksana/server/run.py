@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import gc
 import logging
@@ -35,6 +36,10 @@ T = TypeVar("T")
 ENGINE_STOP_TIMEOUT_S = 10.0
 """Seconds that the engine gets to stop before the process ends without it."""
 
+_WAITS_FOR_ENGINE = 20
+"""Pieces of that time. Native code of a plugin may hold the interpreter's lock for seconds: for a deadline that has
+passed meanwhile, nothing could be done. That counts as one piece."""
+
 HURRIED_TIMEOUT_S = 1.0
 """The same, and for answers on their way, after a second signal."""
 
@@ -58,7 +63,9 @@ def serve(config: KsanaConfig, plugin_manager: KsanaPluginManager) -> int:
     bound = bind_socket(config.server.host, config.server.port)
     with bound:
         plugin_manager.configure(config)
-        return asyncio.run(_Server(config, plugin_manager, bound).run())
+        server = _Server(config, plugin_manager, bound)
+        atexit.register(server.leave_threads_behind)  # now, to be the last of all handlers
+        return asyncio.run(server.run())
 
 
 class _Server:
@@ -72,6 +79,19 @@ class _Server:
         self._ssl_context = create_ssl_context(config.server)
         self._authentication = Authentication(config, plugin_manager)
         self._lifecycle = Lifecycle()
+        self._threads_before = set(threading.enumerate())
+        self._exit_code: int | None = None
+
+    def leave_threads_behind(self) -> None:
+        """Called at the end of the process: end it now if a daemon thread is left after an orderly stop.
+
+        A plugin's thread that is still busy, or waits for somebody who does not answer, would be waited for by the exit
+        handlers of the native library that it uses.
+        """
+        left = [thread.name for thread in threading.enumerate() if thread.daemon and thread not in self._threads_before]
+        if left and self._exit_code is not None:
+            logger.debug("Exiting without waiting for %s", ", ".join(left))
+            _exit_now(self._exit_code)
 
     async def run(self) -> int:
         signals = StopSignals()
@@ -87,6 +107,7 @@ class _Server:
         exit_code = await self._stop(engine, runner, signals)
         self._lifecycle.advance(Phase.STOPPED)
         logger.info("Stopped")
+        self._exit_code = exit_code
         return exit_code
 
     async def _load_engine(self, signals: StopSignals) -> AsyncEngine:
@@ -154,11 +175,17 @@ class _Server:
 
 async def _stop_engine(engine: AsyncEngine, reason: str, *, timeout_s: float, exit_code: int) -> None:
     """Stop the engine; if it takes longer than ``timeout_s``, end the process with ``exit_code`` without it."""
+    stopping = asyncio.ensure_future(engine.stop(reason))
     try:
-        await asyncio.wait_for(engine.stop(reason), timeout_s)
-    except asyncio.TimeoutError:
-        logger.error("The engine did not stop within %.0f s: exiting without it", timeout_s)
-        _exit_now(exit_code)
+        for _ in range(_WAITS_FOR_ENGINE):
+            await asyncio.wait((stopping,), timeout=timeout_s / _WAITS_FOR_ENGINE)
+            if stopping.done():
+                stopping.result()
+                return
+    finally:
+        stopping.cancel()
+    logger.error("The engine did not stop within %.0f s: exiting without it", timeout_s)
+    _exit_now(exit_code)
 
 
 async def _run_in_daemon_thread(function: Callable[[], T]) -> T:

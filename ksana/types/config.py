@@ -85,7 +85,7 @@ class SchedulerConfig(ConfigPart):
         description="a prompt with no more tokens left to compute is not long: it goes whole into a step, also beside "
         "those who decode; 0: every prompt is long",
     )
-    max_num_seqs: int = Field(128, ge=1, description="most requests running at once")
+    max_num_seqs: int = Field(128, ge=1, le=65_536, description="most requests running at once")
     max_model_len: int = Field(0, ge=0, description="most tokens of prompt and output; 0: what the model allows")
     split_fuse_token_num: int = Field(0, ge=0, description="most prompt tokens of one request in a step; 0: no limit")
     max_waiting_queue_len: int = Field(1200, ge=1, description="requests that may wait; more are refused with 429")
@@ -183,9 +183,9 @@ class KVTransferConfig(ConfigPart):
     load_failure_policy: Literal["recompute", "fail"] = Field(
         "recompute", description="what becomes of a request whose blocks could not be loaded"
     )
-    load_timeout_s: float = Field(10.0, gt=0, description="seconds a request waits for its blocks to be loaded")
+    load_timeout_s: float = Field(10.0, ge=0.01, description="seconds a request waits for its blocks to be loaded")
     free_timeout_s: float = Field(
-        60.0, gt=0, description="seconds that blocks of an ended request are kept for a connector that reads them"
+        60.0, ge=0.01, description="seconds that blocks of an ended request are kept for a connector that reads them"
     )
     disk_path: str = Field("", description="local_disk: folder for blocks; default: a folder in the user's cache")
     disk_max_bytes: int = Field(8 * 2**30, ge=2**20, description="local_disk: most bytes of blocks in the folder")

@@ -54,12 +54,22 @@ def plan_kv_cache(
         available_memory: bytes free on the device, asked after the weights are loaded.
 
     Raises:
-        UsageError: there is no room for even a few blocks.
+        UsageError: there is no room for even a few blocks, or for as many as are wanted.
     """
     plan = _Plan(model, cache, limits, max_model_len)
     config = plan.with_blocks(cache.num_blocks or plan.blocks_that_fit(available_memory))
+    if cache.num_blocks:
+        _check_that_it_fits(cache.num_blocks, config, available_memory())
     _log(config)
     return config
+
+
+def _check_that_it_fits(num_blocks: int, config: KVCacheConfig, available: int) -> None:
+    if config.num_bytes > available:
+        raise UsageError(
+            f"--num-blocks {num_blocks}: as many blocks take {config.num_bytes / 2**20:,.0f} MiB, and "
+            f"{available / 2**20:,.0f} MiB of memory are free; 0 takes what fits"
+        )
 
 
 class _Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ksana.errors import UsageError
 from ksana.types.kv import KVCacheConfig, cdiv
 from ksana.types.request import InputEmbedding
 from ksana.types.step import BlockTableUpdate, NewRequestData
@@ -21,6 +22,9 @@ class InputBatch:
         max_model_len: most tokens of a row.
         kv: block size, and how many groups of block tables there are.
 
+    Raises:
+        UsageError: there is no memory for so many rows.
+
     Attributes:
         request_ids: by row.
         token_ids: int64 [max_num_seqs, max_model_len], prompt and generated tokens.
@@ -35,10 +39,16 @@ class InputBatch:
         blocks = cdiv(max_model_len, kv.block_size)
         self.request_ids: list[str] = []
         self._row_of: dict[str, int] = {}
-        self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int64)
+        try:
+            self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int64)
+            self.block_tables = [np.zeros((max_num_seqs, blocks), dtype=np.int64) for _ in kv.groups]
+        except MemoryError:
+            raise UsageError(
+                f"--max-num-seqs {max_num_seqs}: there is no memory for tables of as many requests of up to "
+                f"{max_model_len} tokens; lower it, or --max-model-len"
+            ) from None
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
-        self.block_tables = [np.zeros((max_num_seqs, blocks), dtype=np.int64) for _ in kv.groups]
         self.embeddings: dict[str, tuple[InputEmbedding, ...]] = {}
         self._seeds = np.zeros(max_num_seqs, dtype=np.uint64)
         self._temperatures = np.zeros(max_num_seqs, dtype=np.float32)

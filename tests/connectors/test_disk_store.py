@@ -198,7 +198,7 @@ def test_what_is_in_the_way_of_a_file_stays(tmp_path: Path, caplog: pytest.LogCa
 
 def test_a_folder_that_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"no KV cache on disk at .*file.*--kv-disk-path"):
+    with pytest.raises(UsageError, match=r"no KV cache on disk at .*file: it is not a folder; see --kv-disk-path"):
         DiskStore(tmp_path / "file", FILE_SIZE)
 
 

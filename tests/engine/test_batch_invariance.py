@@ -126,7 +126,7 @@ def test_demo_model_with_warm_prefixes(demo_alone: list[Answer]) -> None:
 @pytest.mark.parametrize("enable_async", [False, True], ids=["serial", "overlapped"])
 def test_demo_model_preempted(demo_alone: list[Answer], enable_async: bool) -> None:
     """With small blocks, of which a request needs more soon; their size makes no difference either."""
-    few = {"num_blocks": 48, "block_size": 4, "enable_async": enable_async}
+    few = {"num_blocks": 48, "block_size": 4, "launch_block_threshold": 1, "enable_async": enable_async}
     outputs = generate("demo", DEMO_TOKENS, **DEMO, **TOGETHER, **few)
     check(outputs, demo_alone)
     assert any(output.stats.num_preemptions for output in outputs)
@@ -191,7 +191,7 @@ def test_tiny_models_preempted(
 ) -> None:
     path, options = tiny
     # Blocks run out only if all prompts come in early.
-    limits = {"num_blocks": 64, "block_size": 4, "max_mixed_prefill_tokens": 0}
+    limits = {"num_blocks": 64, "block_size": 4, "max_mixed_prefill_tokens": 0, "launch_block_threshold": 1}
     modes = {"split_fuse_token_num": chunk, "enable_async": enable_async, **limits}
     outputs = generate(path, TINY_TOKENS, **options, **TOGETHER, **modes)
     check(outputs, tiny_alone)

@@ -72,7 +72,8 @@ def test_a_mean_begins_anew_after_a_preemption(
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_path(), dtype=torch.float32)
     with torch.inference_mode():
         mean = model.model(torch.tensor([prompt])).last_hidden_state[0].mean(dim=0).numpy()
-    llm = start_llm(pooled_path("mean_tokens"), dtype="float32", num_blocks=14, split_fuse_token_num=2)
+    few = {"num_blocks": 14, "split_fuse_token_num": 2, "launch_block_threshold": 1}
+    llm = start_llm(pooled_path("mean_tokens"), dtype="float32", **few)
     embedder = Embedder(llm.engine.model_config)
     sampling = SamplingParams(max_tokens=60, ignore_eos=True)
     texts = [RequestDraft(prompt_token_ids=[token] * 5, sampling=sampling, final_only=True) for token in (5, 6, 7)]

@@ -17,6 +17,13 @@ def test_an_unknown_connector_is_refused_by_name(tmp_path: Path) -> None:
         LLM(tiny_model(tmp_path), num_blocks=8, connectors=["cloud"])
 
 
+def test_a_connector_without_prefix_caching_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"num_blocks": 8, "connectors": ["local_disk"], "disk_path": str(tmp_path / "blocks")}
+    with LLM(tiny_model(tmp_path / "model"), enable_prefix_caching=False, host_memory_factor=1, **options):
+        pass
+    assert "without prefix caching, KV connectors store and find nothing: local_disk" in caplog.text
+
+
 def test_weights_are_told_apart_by_content_and_size(tmp_path: Path) -> None:
     def digest(name: str, content: bytes) -> str:
         folder = tmp_path / name

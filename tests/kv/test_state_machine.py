@@ -154,7 +154,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         child.num_computed_tokens = computed - repeats_last
         child.block_hashes = list(parent.request.block_hashes)
         tables = self.kv.fork(parent.request, child, computed)
-        self.live[child.request_id] = Live(child, tuple(list(table) for table in tables), repeats=repeats_last)
+        repeats = repeats_last or parent.repeats  # a child of a child goes back no further than the first one does
+        self.live[child.request_id] = Live(child, tuple(list(table) for table in tables), repeats=repeats)
 
     @precondition(lambda self: getattr(self, "live", None))
     @rule(data=st.data(), preempt=st.booleans())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ksana import LLM, SamplingParams, UsageError, hookimpl
+from ksana.builtins.kv_events import ksana_create_kv_event_publisher
 from ksana.engine.kv_events import open_event_stream
 from ksana.kv import KVCacheManager
 from ksana.kv_events.block_hash import external_hash
@@ -118,10 +119,17 @@ def test_an_engine_that_cannot_start_frees_its_address(start, tiny_path: Callabl
 
 
 def test_a_publisher_that_nobody_has_is_refused(start_llm: Callable[..., LLM], tiny_path: Callable[..., Path]) -> None:
-    with pytest.raises(
-        UsageError, match="no plugin has the publisher of --kv-events pigeon; built in are zmq and nats"
-    ):
-        start_llm(tiny_path(), kv_events="pigeon")
+    for name in ("pigeon", ""):
+        with pytest.raises(UsageError, match=f"the publisher of --kv-events '{name}'; built in are zmq and nats"):
+            start_llm(tiny_path(), kv_events=name)
+
+
+@pytest.mark.parametrize("publisher", ["zmq", "nats"])
+@pytest.mark.parametrize("option", ["endpoint", "replay_endpoint", "topic"])
+def test_bytes_that_are_no_text_are_refused(publisher: str, option: str) -> None:
+    config = KVEventsConfig(publisher=publisher, **{option: "ipc://\udcff"})
+    with pytest.raises(UsageError, match=f"^--kv-events-{option.replace('_', '-')} is not valid UTF-8$"):
+        ksana_create_kv_event_publisher(config, EventLog(10))
 
 
 @pytest.mark.parametrize(("publisher", "module"), [("zmq", "zmq"), ("nats", "nats")])
@@ -136,7 +144,7 @@ def test_a_missing_library_is_named(
         if name.split(".")[0] == module or name.startswith("ksana.kv_events.transports."):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UsageError, match=rf"no module {module}.*pip install 'ksana\[events\]'"):
+    with pytest.raises(UsageError, match=rf"no module {module}.*pip install '\.\[events\]'"):
         start_llm(tiny_path(), kv_events=publisher)
 
 

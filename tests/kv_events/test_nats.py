@@ -21,7 +21,8 @@ from nats.aio.client import Client
 from ksana.errors import UsageError
 from ksana.kv_events.log import EventLog
 from ksana.kv_events.mirror import CacheMirror
-from ksana.kv_events.transports.nats_publisher import NatsPublisher
+from ksana.kv_events.transports import nats_publisher
+from ksana.kv_events.transports.nats_publisher import LONGEST_SUBJECT_BYTES, NatsPublisher
 from ksana.kv_events.wire import END_ID, ID_BYTES, decode_batch, decode_id
 from ksana.testing.waiting import wait_until
 from ksana.types.config import KVEventsConfig
@@ -286,6 +287,42 @@ def test_what_is_no_address_is_refused(publish: Callable[..., NatsPublisher], en
 def test_what_is_no_subject_is_refused(publish: Callable[..., NatsPublisher], topic: str) -> None:
     with pytest.raises(UsageError, match="is no NATS subject"):
         publish(start_log(), topic=topic)
+
+
+def test_the_longest_subject_works(server: Server, publish: Callable[..., NatsPublisher]) -> None:
+    """One that the server refuses would end the connection again and again."""
+    topic = "é" * (LONGEST_SUBJECT_BYTES // 2)
+    with pytest.raises(UsageError, match="1001 bytes is no NATS subject: it may have 1000 at most"):
+        publish(start_log(), topic=f"{topic}x")
+
+    async def ask() -> bytes:
+        async with follow(server) as consumer:
+            inbox = consumer._client.new_inbox()
+            subscription = await consumer._client.subscribe(inbox)
+            while True:
+                await consumer._client.publish(f"{topic}.replay", consumer.mirror.ask(), reply=inbox)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    if data := (await subscription.next_msg(timeout=1)).data:
+                        return data
+
+    server.start()
+    log = start_log()
+    publish(log, topic=topic)
+    assert decode(asyncio.run(ask())).event_id == log.last_id
+
+
+def test_a_warning_says_that_nobody_answers(
+    server: Server,
+    publish: Callable[..., NatsPublisher],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error itself has no text."""
+    monkeypatch.setattr(nats_publisher, "_CONNECT_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", server.port)):
+        publish(start_log())
+        wait_until(lambda: "cannot be sent" in caplog.text)
+    assert f"{server.url}: no answer within 0.1 s" in caplog.text
 
 
 def test_a_password_is_not_logged(publish: Callable[..., NatsPublisher], caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 import zmq
 
-from ksana.errors import UsageError
 from ksana.kv_events.log import EventLog
 from ksana.kv_events.transports.zmq_mirror import ZmqMirror
 from ksana.kv_events.transports.zmq_publisher import ZmqPublisher
@@ -224,33 +223,6 @@ def test_the_engine_never_waits(publish: Publish, monkeypatch: pytest.MonkeyPatc
         if index % 100 == 0:
             store(log, index)
     hanging.set()
-
-
-def test_an_address_in_use_is_refused(publish: Publish) -> None:
-    publisher = publish(start_log())
-    with pytest.raises(UsageError, match=r"--kv-events-endpoint: cannot listen at tcp://127.0.0.1:\d+: Address"):
-        publish(start_log(), endpoint=publisher.endpoint)
-    with pytest.raises(UsageError, match=r"--kv-events-replay-endpoint: cannot listen at"):
-        publish(start_log(), replay_endpoint=publisher.endpoint)
-
-
-@pytest.mark.parametrize(
-    "endpoint", ["5557", "tcp://127.0.0.1", "http://127.0.0.1:5557", "tcp://127.0.0.1:99999", "x:"]
-)
-def test_what_is_no_address_is_refused(publish: Publish, endpoint: str) -> None:
-    with pytest.raises(UsageError, match=r"--kv-events-endpoint: cannot listen at .* must be like tcp://127"):
-        publish(start_log(), endpoint=endpoint)
-
-
-def test_requests_go_to_the_next_port(publish: Publish) -> None:
-    for port in range(42_000, 42_200, 2):
-        try:
-            publisher = publish(start_log(), endpoint=f"tcp://127.0.0.1:{port}")
-        except UsageError:  # somebody else has one of the two
-            continue
-        assert publisher.replay_endpoint == f"tcp://127.0.0.1:{port + 1}"
-        return
-    pytest.fail("no two free ports")
 
 
 def test_socket_files(publish: Publish, follow: Follow, tmp_path) -> None:

@@ -41,7 +41,7 @@ def open_page(browser: Browser) -> Iterator[Opener]:
                     complaints.append(text)
 
             page = context.new_page()
-            page.set_default_timeout(6_000)
+            page.set_default_timeout(20_000)
             page.set_viewport_size({"width": width, "height": 740})
             page.on("console", lambda message: complain(message.text))
             page.on("pageerror", lambda error: complain(str(error)))

@@ -142,6 +142,25 @@ def test_a_signal_while_loading_ends_the_process(start: Start, tmp_path: Path, n
     assert "Traceback" not in server.output
 
 
+def test_a_plugins_thread_that_is_stuck_does_not_hold_up_the_exit(start: Start, tmp_path: Path) -> None:
+    """Nor do the exit handlers of the native library in which it is stuck; those of Python are called."""
+    (tmp_path / "stuck.py").write_text(
+        "import atexit, ctypes, threading\n"
+        "from ksana import hookimpl\n"
+        "libc = ctypes.CDLL(None)\n"
+        "@hookimpl\n"
+        "def ksana_engine_started(engine):\n"
+        "    libc.__cxa_atexit(ctypes.cast(libc.pause, ctypes.c_void_p), None, None)\n"
+        "    atexit.register(print, 'tidied up', flush=True)\n"
+        "    threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    server = start("--port", "0", "-p", "stuck", PYTHONPATH=str(tmp_path))
+    server.wait_for("ready on")
+    server.process.terminate()
+    assert server.end() == 0
+    assert "tidied up" in server.output
+
+
 def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_2(start: Start, tmp_path: Path) -> None:
     server = start("--port", "0", "--model", str(tmp_path), "--log-level", "error")
     assert server.end() == 2

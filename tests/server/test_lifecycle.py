@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import socket
+import time
 
 import pytest
 
 from ksana.errors import UsageError
+from ksana.server import run
 from ksana.server.lifecycle import Lifecycle, Phase
 from ksana.server.listening import bind_socket, prepare_to_listen, url_of
 from ksana.testing.scripted_engine import ScriptedEngine
@@ -61,6 +64,20 @@ async def test_aborted_requests_tell_their_clients(serving, engine: ScriptedEngi
         await engine.abort_all()
         async with await running as response:
             assert (await response.json())["finish_reasons"] == ["abort"]
+
+
+async def test_an_engine_that_stops_late_because_nothing_could_run_has_stopped(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin's native code held the interpreter's lock until long after the deadline."""
+    monkeypatch.setattr(run, "_exit_now", lambda code: pytest.fail("given up"))
+
+    def stop() -> None:
+        ctypes.PyDLL(None).usleep(500_000)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(engine, "stop", lambda reason: asyncio.to_thread(stop))
+    await run._stop_engine(engine, "told to stop", timeout_s=0.2, exit_code=1)
 
 
 def test_phases_never_go_back() -> None:

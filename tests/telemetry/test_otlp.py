@@ -150,7 +150,7 @@ def test_without_the_extra_the_operator_hears_what_to_install(monkeypatch: pytes
     for name in [name for name in sys.modules if name.startswith("ksana.telemetry.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
-    with pytest.raises(UsageError, match=r"pip install 'ksana\[otlp\]'"):
+    with pytest.raises(UsageError, match=r"pip install '\.\[otlp\]'"):
         LLM("/no/such/model", otlp_endpoint="http://localhost:4318")
 
 

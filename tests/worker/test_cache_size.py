@@ -47,14 +47,17 @@ def test_no_more_than_the_requests_can_fill() -> None:
     assert plan(longest=41, limits=SchedulerConfig(max_num_seqs=4)).num_blocks == 4 * 3 + 1
 
 
-def test_number_of_blocks_can_be_set_and_the_memory_is_not_asked() -> None:
-    def fail() -> int:
-        raise NotImplementedError
-
-    config = plan_kv_cache(
-        random_model_config(), CacheConfig(num_blocks=7), SchedulerConfig(), max_model_len=1, available_memory=fail
-    )
+@pytest.mark.parametrize("memory_fraction", [0.5, 0.01])
+def test_number_of_blocks_can_be_set_whatever_part_of_the_memory_that_is(memory_fraction: float) -> None:
+    config = plan(num_blocks=7, memory_fraction=memory_fraction, memory=8 * BLOCK_BYTES)
     assert config.num_blocks == 7 + 1, "the null block comes on top"
+
+
+@pytest.mark.parametrize("num_blocks", [8, 10**23])
+def test_more_blocks_than_the_memory_holds_are_refused(num_blocks: int) -> None:
+    """Not taken one by one until the system ends the process."""
+    with pytest.raises(UsageError, match=f"--num-blocks {num_blocks}: as many blocks take .* MiB of memory are free"):
+        plan(num_blocks=num_blocks, memory=8 * BLOCK_BYTES)
 
 
 SMALL = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from ksana.errors import UsageError
 from ksana.testing.paged_memory import apply_table_update, make_kv_config
 from ksana.types.request import InputEmbedding
 from ksana.types.sampling import SamplingParams
@@ -141,6 +142,11 @@ class InputBatchMachine(RuleBasedStateMachine):
 
 
 TestInputBatch = InputBatchMachine.TestCase
+
+
+def test_more_rows_than_there_is_memory_for_are_refused() -> None:
+    with pytest.raises(UsageError, match="--max-num-seqs 65536: there is no memory for tables"):
+        InputBatch(65_536, 2**40, make_kv_config(4, 4))
 
 
 def test_rows_of_unknown_requests_are_an_error() -> None:

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_ENDPOINT = "nats://127.0.0.1:4222"
 DEFAULT_SUBJECT = "ksana.kv_events"
+LONGEST_SUBJECT_BYTES = 1000
+"""NATS takes lines of 4096 bytes, which have also the reply subject of a request, or the prefix of an account."""
 
 _BATCHES_A_TURN = 256
 _RECONNECT_S = 1
@@ -178,7 +180,7 @@ class NatsPublisher:
 
     async def _on_error(self, error: Exception) -> None:
         if self._is_reachable and not self._stopping.is_set():
-            logger.warning("KV events cannot be sent to %s: %s", _without_password(self._server), error)
+            logger.warning("KV events cannot be sent to %s: %s", _without_password(self._server), _reason(error))
             self._is_reachable = False
 
 
@@ -194,8 +196,20 @@ def _check(server: str, subject: str) -> None:
         valid = False
     if not valid:
         raise UsageError("--kv-events-endpoint is no address of a NATS server: it must be like nats://127.0.0.1:4222")
+    size = len(subject.encode())
+    if size > LONGEST_SUBJECT_BYTES:
+        raise UsageError(
+            f"--kv-events-topic of {size} bytes is no NATS subject: it may have {LONGEST_SUBJECT_BYTES} at most"
+        )
     if not re.fullmatch(r"[^\s.*>]+(\.[^\s.*>]+)*", subject):
         raise UsageError(f"--kv-events-topic {subject!r} is no NATS subject: it must be like ksana.kv_events")
+
+
+def _reason(error: Exception) -> str:
+    """What has happened, also in words where the error has none."""
+    if isinstance(error, asyncio.TimeoutError):
+        return str(error) or f"no answer within {_CONNECT_TIMEOUT_S} s"
+    return str(error) or type(error).__name__
 
 
 def _without_password(server: str) -> str:

@@ -11,6 +11,7 @@ import zmq
 
 from ksana.errors import UsageError
 from ksana.kv_events.log import EventLog
+from ksana.kv_events.transports.zmq_listener import SocketFile, listen, replay_endpoint_beside
 from ksana.kv_events.transports.zmq_replies import ReplyQueue
 from ksana.kv_events.wire import encode_id
 from ksana.types.config import KVEventsConfig
@@ -48,19 +49,19 @@ class ZmqPublisher:
         self._log = log
         self._topic = config.topic.encode()
         self._context = zmq.Context()
+        self._files: list[SocketFile] = []
         try:
-            self._stream = _bind(self._context, zmq.PUB, "--kv-events-endpoint", endpoint, hwm=config.hwm)
+            self._stream = self._listen(zmq.PUB, "--kv-events-endpoint", endpoint, hwm=config.hwm)
             self.endpoint = self._stream.getsockopt_string(zmq.LAST_ENDPOINT)
-            self._requests = _bind(
-                self._context,
+            self._requests = self._listen(
                 zmq.ROUTER,
                 "--kv-events-replay-endpoint",
-                config.replay_endpoint or _beside(endpoint),
+                config.replay_endpoint or replay_endpoint_beside(endpoint),
                 hwm=_ANSWER_HWM,
             )
             self.replay_endpoint = self._requests.getsockopt_string(zmq.LAST_ENDPOINT)
         except UsageError:
-            self._context.destroy(linger=0)
+            self._leave(linger_ms=0)
             raise
         self._replies = ReplyQueue(self._requests, log, self._topic)
         self._published_id = log.last_id
@@ -82,6 +83,20 @@ class ZmqPublisher:
         self.notify()
         self._thread.join(_JOIN_TIMEOUT_S)
 
+    def _listen(self, kind: int, flag: str, endpoint: str, *, hwm: int) -> zmq.Socket[bytes]:
+        bound = self._context.socket(kind)
+        bound.setsockopt(zmq.MAXMSGSIZE, _LARGEST_REQUEST_BYTES)
+        bound.setsockopt(zmq.SNDHWM, hwm)
+        file = listen(bound, flag, endpoint)
+        if file is not None:
+            self._files.append(file)
+        return bound
+
+    def _leave(self, *, linger_ms: int) -> None:
+        for file in self._files:
+            file.remove()
+        self._context.destroy(linger=linger_ms)
+
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._news, zmq.POLLIN)
@@ -97,7 +112,7 @@ class ZmqPublisher:
         with contextlib.suppress(zmq.ZMQError):
             while self._publish():
                 pass
-        self._context.destroy(linger=_LINGER_MS)
+        self._leave(linger_ms=_LINGER_MS)
         self._news.close()
         self._news_sender.close()
 
@@ -119,35 +134,3 @@ class ZmqPublisher:
             self._published_id = batch.event_id
             self._stream.send_multipart((self._topic, encode_id(batch.event_id), batch.payload))
         return bool(batches)
-
-
-def _bind(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, flag: str, endpoint: str, *, hwm: int
-) -> zmq.Socket[bytes]:
-    bound = context.socket(kind)
-    bound.setsockopt(zmq.MAXMSGSIZE, _LARGEST_REQUEST_BYTES)
-    if "[" in endpoint:
-        bound.setsockopt(zmq.IPV6, 1)
-    bound.setsockopt(zmq.SNDHWM, hwm)
-    try:
-        if _has_impossible_port(endpoint):
-            raise zmq.ZMQError(zmq.EINVAL)
-        bound.bind(endpoint)
-    except zmq.ZMQError as error:
-        hint = "" if error.errno == zmq.EADDRINUSE else "; it must be like tcp://127.0.0.1:5557 or ipc:///run/kv-events"
-        raise UsageError(f"{flag}: cannot listen at {endpoint}: {error.strerror}{hint}") from None
-    return bound
-
-
-def _has_impossible_port(endpoint: str) -> bool:
-    """ZeroMQ would take what is left of it in 16 bits."""
-    port = endpoint.rpartition(":")[2]
-    return endpoint.startswith("tcp:") and port.isdigit() and int(port) > 65535
-
-
-def _beside(endpoint: str) -> str:
-    """The address for requests if none is configured: the port after that of the stream, or a socket file beside it."""
-    host, _, port = endpoint.rpartition(":")
-    if not endpoint.startswith("tcp:"):
-        return f"{endpoint}.replay"
-    return f"{host}:{int(port) + 1}" if port.isdigit() else endpoint

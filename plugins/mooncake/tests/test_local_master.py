@@ -38,11 +38,12 @@ def program(tmp_path: Path) -> str:
     script = tmp_path / "mooncake_master"
     script.write_text(
         f"#!{sys.executable}\n"
-        "import socket, sys, time\n"
+        "import socket, sys\n"
         "print('called with', *sys.argv[1:], flush=True)\n"
         "arguments = dict(word[2:].partition('=')[::2] for word in sys.argv[1:])\n"
-        "with socket.create_server((arguments['rpc_address'], int(arguments['rpc_port']))):\n"
-        "    time.sleep(600)\n"
+        "with socket.create_server((arguments['rpc_address'], int(arguments['rpc_port']))) as server:\n"
+        "    while True:\n"
+        "        server.accept()[0].close()\n"
     )
     script.chmod(0o755)
     return str(script)
@@ -52,7 +53,7 @@ def test_it_listens_where_it_should_and_nowhere_else(real_options: GlobalCacheOp
     """The real one: not even its metrics are open to other machines."""
     master = LocalMaster(find_master(""), address)
     master.start()
-    wait_until(lambda: address.accepts_connections(1.0))
+    wait_until(lambda: address.answers(1.0))
     listening = [
         connection.laddr
         for connection in psutil.Process(master.pid).net_connections("inet")
@@ -76,11 +77,11 @@ def test_a_master_of_others_is_left_alone_and_replaced_when_it_is_gone(program: 
 def test_it_is_started_again(program: str, address: Address, caplog: pytest.LogCaptureFixture) -> None:
     master = LocalMaster(program, address)
     master.start()
-    wait_until(lambda: address.accepts_connections(1.0))
+    wait_until(lambda: address.answers(1.0))
     first = master.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: master.pid not in (None, first) and address.accepts_connections(1.0))
+    wait_until(lambda: master.pid not in (None, first) and address.answers(1.0))
     master.stop()
     assert "has ended with code -9" in caplog.text
 
@@ -114,9 +115,27 @@ def test_a_failure_to_start_one_is_not_the_last_try(
     monkeypatch.setattr(subprocess, "Popen", start)
     master = LocalMaster(program, address)
     master.start()
-    wait_until(lambda: address.accepts_connections(1.0))
+    wait_until(lambda: address.answers(1.0))
     master.stop()
-    assert "no Mooncake master can be started: [Errno 11] planted" in caplog.text
+    assert f"no Mooncake master can be started at {address}: [Errno 11] planted" in caplog.text
+
+
+def test_a_program_that_ends_at_once_is_told_once_with_its_last_words(
+    tmp_path: Path, address: Address, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = tmp_path / "no_master"
+    script.write_text("#!/bin/sh\necho once >>$0.runs\necho unknown flag\nexit 3\n")
+    script.chmod(0o755)
+    runs = Path(f"{script}.runs")
+    caplog.set_level("INFO", logger="ksana.mooncake")
+    master = LocalMaster(str(script), address)
+    master.start()
+    wait_until(lambda: runs.exists() and len(runs.read_text().split()) >= 4)
+    master.stop()
+    started, ended = [record.getMessage() for record in caplog.records]
+    assert "started a Mooncake master" in started
+    assert f"({script}) has ended with code 3 after" in ended
+    assert "saying 'unknown flag'" in ended
 
 
 def test_what_it_says_is_in_our_log(program: str, address: Address, caplog: pytest.LogCaptureFixture) -> None:
@@ -137,7 +156,7 @@ def test_it_ends_with_a_parent_that_is_killed(program: str, address: Address) ->
         "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, program, str(address.port)]) as parent:
-        wait_until(lambda: address.accepts_connections(1.0))
+        wait_until(lambda: address.answers(1.0))
         parent.kill()
     wait_until(lambda: address.is_free)
 

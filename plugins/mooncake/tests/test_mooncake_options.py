@@ -16,7 +16,7 @@ from ksana.config.yaml_keys import ORIGINAL_KEYS, MappedKey
 from ksana.errors import ConfigError, UsageError
 from ksana.types.config import KsanaConfig
 from ksana_mooncake import plugin
-from ksana_mooncake.options import GlobalCacheOptions, is_wanted
+from ksana_mooncake.options import GlobalCacheOptions, check_machine, is_wanted
 
 MakeConfig = Callable[..., KsanaConfig]
 
@@ -150,6 +150,18 @@ def test_the_hook_and_an_endpoint_switch_it_on_or_its_name(
             "--mooncake-service-endpoint http://localhost:50051/metadata",
             "the metadata server (--mooncake-service-endpoint) and the Mooncake master",
         ),
+        # Mooncake would refuse these, again and again.
+        (
+            "--mooncake-global-segment-size 1",
+            "--mooncake-global-segment-size 1 is too small: must be 0, or 16MiB or more",
+        ),
+        ("--mooncake-global-segment-size 16777215", "is too small"),
+        ("--mooncake-global-segment-size 100PB", "--mooncake-global-segment-size 100000000000000000 is too large"),
+        ("--mooncake-local-buffer-size 100PB", "--mooncake-local-buffer-size 100000000000000000 is too large"),
+        (
+            "--mooncake-protocol rdma --mooncake-rdma-devices no_1,no_2",
+            "--mooncake-rdma-devices no_1,no_2: this machine",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_reason(tmp_path: Path, flags: str, message: str) -> None:
@@ -170,6 +182,8 @@ def test_what_cannot_work_is_refused_with_its_reason(tmp_path: Path, flags: str,
         "--mooncake-service-endpoint http://192.0.2.1:8080/metadata",
         # A store within the process listens nowhere.
         "--port 50051 --mooncake-backend-type mooncake-mock",
+        "--mooncake-global-segment-size 0 --mooncake-local-buffer-size 0",
+        "--mooncake-global-segment-size 16MiB --mooncake-local-buffer-size 1",
     ],
 )
 def test_what_can_work_is_accepted(tmp_path: Path, flags: str) -> None:
@@ -204,6 +218,36 @@ def test_a_master_is_started_on_this_machine_alone(
 ) -> None:
     config = make_config(service_endpoint="P2PHANDSHAKE", master_server_addr=address, enable_hook=hook)
     assert GlobalCacheOptions.of(config).starts_master == starts
+
+
+@pytest.mark.parametrize(
+    ("devices", "flags", "warned"), [([], "", True), (["mlx5_0"], "", False), (["mlx5_0"], "mlx5_1,mlx5_0", False)]
+)
+def test_without_an_rdma_device_it_is_said_that_tcp_is_taken(
+    make_config: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    devices: list[str],
+    flags: str,
+    warned: bool,
+) -> None:
+    monkeypatch.setattr("ksana_mooncake.options._INFINIBAND", tmp_path)
+    for name in devices:
+        (tmp_path / name).mkdir()
+    check_machine(GlobalCacheOptions.of(make_config(protocol="rdma", rdma_devices=flags)))
+    assert ("Mooncake takes TCP" in caplog.text) == warned
+
+
+def test_the_mock_is_not_said_to_be_elsewhere(make_config: MakeConfig) -> None:
+    assert "127.0.0.1" not in GlobalCacheOptions.of(make_config(backend_type="mooncake-mock")).name
+
+
+@pytest.mark.parametrize("value", [-1, 1e26])
+@pytest.mark.parametrize("name", ["global_segment_size", "local_buffer_size"])
+def test_numbers_in_a_file_that_are_no_sizes_are_refused(make_config: MakeConfig, name: str, value: float) -> None:
+    with pytest.raises(UsageError, match="size"):
+        check_machine(GlobalCacheOptions.of(make_config(**{name: value})))
 
 
 @pytest.mark.parametrize("value", ["1GiB", 1 << 30])

@@ -15,9 +15,10 @@ import pytest
 
 from ksana.testing.waiting import wait_until
 from ksana_mooncake import connection
-from ksana_mooncake.client import RPC_FAILED, TRANSFER_FAILED, StoreClient
+from ksana_mooncake.client import INVALID, RPC_FAILED, TRANSFER_FAILED, StoreClient
 from ksana_mooncake.master import LocalMaster
 from ksana_mooncake.mock_client import MockClient, MockMaster
+from ksana_mooncake.mooncake_client import MooncakeClient
 from ksana_mooncake.options import GlobalCacheOptions
 from ksana_mooncake.store import MooncakeStore
 
@@ -166,6 +167,75 @@ def test_a_store_that_cannot_be_reached_at_the_start_is_joined_later(
     store.close()
 
 
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (INVALID, "Mooncake's error -600, invalid parameters"),
+        (TypeError("setup(): incompatible function arguments.\nand more"), "setup(): incompatible function arguments."),
+    ],
+)
+def test_what_the_store_refuses_again_and_again_is_not_asked_for_ever(
+    own_mock: GlobalCacheOptions, caplog: pytest.LogCaptureFixture, answer: int | Exception, reason: str
+) -> None:
+    tries = []
+
+    class Refused(MockClient):
+        def connect(self) -> int:
+            tries.append(answer)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    store = MooncakeStore(own_mock, lambda: Refused(own_mock), block_bytes=192, key_prefix="")
+    wait_until(lambda: not store._connection._thread.is_alive())
+    assert len(tries) == connection._TRIES_BEFORE_COMPLAINT
+    [message] = [record.getMessage() for record in caplog.records]
+    assert f"is switched off until the next start: {reason}" in message
+    store.close()
+
+
+def test_a_try_that_holds_up_everybody_is_not_repeated_soon(
+    own_mock: GlobalCacheOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection, "_SLOW_TRY_S", -1.0)
+    waits = []
+
+    class Recording(connection.Backoff):
+        def take(self) -> float:
+            waits.append(super().take())
+            return 0.01
+
+    monkeypatch.setattr(connection, "Backoff", Recording)
+    client = MockClient(own_mock)
+    client.is_down = True
+    store = MooncakeStore(own_mock, lambda: client, block_bytes=192, key_prefix="")
+    wait_until(lambda: waits)
+    assert waits[0] == connection._LONGEST_WAIT_S
+    assert "is out of reach (Mooncake's error -900, the call to the master has failed;" in caplog.text
+    store.close()
+
+
+def test_nobody_waits_for_a_master_that_does_not_answer_to_leave_it(
+    own_mock: GlobalCacheOptions, open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mooncake would wait a quarter of a minute, and let nothing else run meanwhile."""
+    monkeypatch.setattr(connection, "_LONGEST_WAIT_S", 0.01)
+    left = threading.Event()
+
+    class Leaving(MockClient):
+        def close(self) -> None:
+            assert not self.is_down
+            left.set()
+
+    client = Leaving(own_mock)
+    store = open_store(own_mock, lambda: client)
+    client.is_down = True
+    store.close()
+    assert not left.is_set()
+    client.is_down = False
+    left.wait()
+
+
 def test_memory_is_registered_with_every_new_client(own_mock: GlobalCacheOptions) -> None:
     """RDMA refuses memory that its client has not heard of."""
     registered: list[tuple[int, int]] = []
@@ -259,10 +329,21 @@ def test_a_master_that_hangs_is_given_up(
         assert not any(store.get(keys, make_blocks(4)))
         assert not store.is_up
         assert not any(store.put(keys, make_blocks(4)))
+        # To join it would hold up the whole process for five seconds.
+        with pytest.raises(ConnectionError, match="its master does not answer"):
+            MooncakeClient(options).connect()
     finally:
         os.kill(master.pid, signal.SIGCONT)
     wait_until(lambda: store.is_up)
     wait_until(lambda: all(store.get(keys, make_blocks(4))))
+
+
+def test_it_is_said_who_does_not_answer(real_master: GlobalCacheOptions, free_port: Callable[[], int]) -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    client = MooncakeClient(replace(real_master, metadata_server=f"http://me:hush@{nobody}/metadata"))
+    wait_until(client.is_reachable)
+    with pytest.raises(ConnectionError, match=f"nobody answers at {nobody}, where --mooncake-service-endpoint points"):
+        client.connect()
 
 
 def test_masters_of_two_addresses_have_nothing_in_common() -> None:

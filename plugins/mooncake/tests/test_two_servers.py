@@ -174,6 +174,18 @@ def test_a_server_that_stops_leaves_the_cache_and_ends_its_master(servers: list[
     assert not master.is_running()
 
 
+def test_a_master_that_hangs_does_not_spoil_the_stop(servers: list[Server], address: Address) -> None:
+    """Of Mooncake, which would wait for it and let nothing else run meanwhile, not even at the exit of the process."""
+    [server] = [server for server in servers if server.process.poll() is None]
+    wait_until(lambda: num_masters([server]) == 1 and address.answers(1.0))
+    master_of([server]).suspend()
+    server.process.terminate()
+    assert server.process.wait() == 0
+    log = server.log.read_text()
+    assert "did not stop" not in log
+    assert f"the global cache at {address} does not answer" in log
+
+
 def num_masters(servers: list[Server]) -> int:
     children = [child for server in servers for child in psutil.Process(server.process.pid).children()]
     return [child.name() for child in children if child.is_running()].count("mooncake_master")

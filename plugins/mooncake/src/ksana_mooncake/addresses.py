@@ -42,10 +42,16 @@ class Address(NamedTuple):
         """True if nobody listens there, and a service of this machine may."""
         return self._can_bind(self.port)
 
-    def accepts_connections(self, timeout_s: float) -> bool:
-        """Whether somebody listens there."""
+    def answers(self, timeout_s: float) -> bool:
+        """Whether somebody listens there and reacts, each within ``timeout_s``.
+
+        For a process that hangs the system still accepts connections. One that runs closes its end of a connection
+        when we have closed ours, whatever protocol it speaks.
+        """
         try:
-            with socket.create_connection(self, timeout_s):
+            with socket.create_connection(self, timeout_s) as connection:
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1)
                 return True
         except OSError:
             return False

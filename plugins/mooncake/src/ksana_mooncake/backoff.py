@@ -16,6 +16,10 @@ class Backoff:
         wait_s, self._next_s = self._next_s, min(2 * self._next_s, self._longest_s)
         return wait_s
 
+    def skip(self) -> None:
+        """The next wait is the longest: a try is expensive."""
+        self._next_s = self._longest_s
+
     def reset(self) -> None:
         """It has worked."""
         self._next_s = self._first_s

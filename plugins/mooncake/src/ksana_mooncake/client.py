@@ -12,8 +12,11 @@ Sizes = Sequence[Sequence[int]]
 """For each key the bytes of its pieces."""
 
 OK = 0
+INTERNAL = -1
+NO_SEGMENT = -101
 NO_SPACE = -200
-TOO_LONG = -600
+INVALID = -600
+TOO_LONG = INVALID
 NOT_READY = -703
 NOT_FOUND = -704
 EXISTS = -705
@@ -23,6 +26,26 @@ DAMAGED = -801
 RPC_FAILED = -900
 RPC_TIMEOUT = -901
 """Codes of Mooncake that mean something to us; any other negative one is a failure of its own."""
+
+_MEANINGS = {
+    INTERNAL: "internal error",
+    NO_SEGMENT: "no such segment of memory",
+    NO_SPACE: "no space",
+    INVALID: "invalid parameters",
+    NOT_READY: "not yet written",
+    NOT_FOUND: "not found",
+    BUSY: "busy",
+    TRANSFER_FAILED: "a transfer has failed",
+    DAMAGED: "a digest does not fit",
+    RPC_FAILED: "the call to the master has failed",
+    RPC_TIMEOUT: "the master has not answered in time",
+}
+
+
+def describe(code: int) -> str:
+    """A code in words, for the log."""
+    return f"Mooncake's error {code}, {_MEANINGS.get(code, 'see its ErrorCode')}"
+
 
 PASSING = frozenset({NOT_READY, BUSY, TRANSFER_FAILED})
 """Failures that another try may overcome."""
@@ -34,15 +57,20 @@ BROKEN = frozenset({TRANSFER_FAILED, RPC_FAILED, RPC_TIMEOUT})
 class StoreClient(Protocol):
     """A client of a store: the real one, or the one within a process.
 
-    The methods may be called by several threads at a time. They raise nothing, and block no longer than a few timeouts.
+    The methods may be called by several threads at a time. They raise nothing unless they say so, and block no longer
+    than a few timeouts.
     """
 
     def is_reachable(self) -> bool:
-        """Whether the master can be spoken to; takes a moment, also when it cannot."""
+        """Whether the master answers; takes a moment, also when it does not."""
         ...
 
     def connect(self) -> int:
-        """Join the store and lend it our segment of memory; called once, before everything that follows."""
+        """Join the store and lend it our segment of memory; called once, before everything that follows.
+
+        Raises:
+            ConnectionError: somebody who is needed for it does not answer; says who.
+        """
         ...
 
     def register(self, address: int, size: int) -> int:

@@ -20,6 +20,9 @@ logger = logging.getLogger("ksana.mooncake")
 
 _PROGRAM = "mooncake_master"
 _POLL_S = 1.0
+_SHORT_LIFE_S = 10.0
+"""A master that ends sooner has not worked."""
+
 _LONGEST_WAIT_S = 30.0
 _LONGEST_STOP_S = 3.0
 _LONGEST_KILL_S = 1.0
@@ -73,6 +76,7 @@ class LocalMaster:
         self._backoff = Backoff(_POLL_S, _LONGEST_WAIT_S)
         self._stopping = threading.Event()
         self._process: subprocess.Popen[str] | None = None
+        self._has_complained = False
         self._thread = threading.Thread(target=self._supervise, name="mooncake-master", daemon=True)
 
     @property
@@ -98,20 +102,31 @@ class LocalMaster:
     def _supervise(self) -> None:
         while not self._stopping.is_set():
             if self._address.is_free:
-                started = time.monotonic()
-                try:
-                    self._run()
-                except OSError as error:
-                    logger.warning("no Mooncake master can be started: %s", error)
-                if time.monotonic() - started > _LONGEST_WAIT_S:
-                    self._backoff.reset()  # it has worked for a while
+                self._run_once()
                 self._stopping.wait(self._backoff.take())
             else:
                 self._backoff.reset()
                 self._stopping.wait(_POLL_S)
 
-    def _run(self) -> None:
-        """Run a master to its end, and pass on what it says."""
+    def _run_once(self) -> None:
+        """Run a master to its end, and say how that went unless it goes on as before."""
+        started = time.monotonic()
+        try:
+            end = self._run()
+        except OSError as error:
+            end = f"no Mooncake master can be started at {self._address}: {error}"
+        if time.monotonic() - started > _SHORT_LIFE_S:
+            self._backoff.reset()
+            self._has_complained = False
+        # Of several servers that start one at the same time, one succeeds.
+        if self._stopping.is_set() or not self._address.is_free:
+            return
+        level = logging.DEBUG if self._has_complained else logging.WARNING
+        logger.log(level, "%s; the next one is started, at growing intervals if that goes on", end)
+        self._has_complained = True
+
+    def _run(self) -> str:
+        """Run a master to its end, and pass on what it says; returns how it has ended."""
         command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), self._program]
         arguments = [
             f"--rpc_address={self._address.host}",
@@ -121,6 +136,7 @@ class LocalMaster:
             "--logtostderr",
             "--minloglevel=1",  # the level below has a line for every block
         ]
+        started = time.monotonic()
         with subprocess.Popen(
             [*command, *arguments],
             stdin=subprocess.DEVNULL,
@@ -130,14 +146,16 @@ class LocalMaster:
             errors="replace",
         ) as process:
             self._process = process
-            logger.info("started a Mooncake master at %s (process %d)", self._address, process.pid)
+            level = logging.DEBUG if self._has_complained else logging.INFO
+            logger.log(level, "started a Mooncake master at %s (process %d)", self._address, process.pid)
             if self._stopping.is_set():
                 process.terminate()
             assert process.stdout is not None
+            last_words = ""
             for line in process.stdout:
-                logger.debug("mooncake_master: %s", line.rstrip())
+                last_words = line.rstrip()
+                logger.debug("mooncake_master: %s", last_words)
         self._process = None
-        if not self._stopping.is_set():
-            # Of several servers that start one at the same time, one succeeds.
-            level = logging.WARNING if self._address.is_free else logging.DEBUG
-            logger.log(level, "the Mooncake master at %s has ended with code %d", self._address, process.returncode)
+        name = f"the Mooncake master at {self._address} ({self._program})"
+        said = f", saying {last_words!r}" if last_words else ""
+        return f"{name} has ended with code {process.returncode} after {time.monotonic() - started:.1f} s{said}"

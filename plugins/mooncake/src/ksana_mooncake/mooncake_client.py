@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from ksana.errors import UsageError
-from ksana_mooncake.client import EXISTS, OK, RPC_FAILED, Addresses, Sizes
+from ksana_mooncake.addresses import Address, parse_endpoint
+from ksana_mooncake.client import EXISTS, OK, Addresses, Sizes
 from ksana_mooncake.options import GlobalCacheOptions
-
-logger = logging.getLogger("ksana.mooncake")
 
 _PROBE_TIMEOUT_S = 1.0
 _INTERNAL_BUFFER = 1 << 20
@@ -66,13 +64,17 @@ class MooncakeClient:
         self._placement = self._library.ReplicateConfig()
 
     def is_reachable(self) -> bool:
-        # Mooncake takes four seconds to find out that nobody is there.
-        return self._options.master.accepts_connections(min(self._options.timeout_s, _PROBE_TIMEOUT_S))
+        # Mooncake takes four seconds to find out that nobody is there. While it connects or leaves, it holds the
+        # interpreter's lock for all of them.
+        return self._answers(self._options.master)
 
     def connect(self) -> int:
         options = self._options
         if not self.is_reachable():
-            return RPC_FAILED
+            raise ConnectionError("its master does not answer")
+        metadata_server = parse_endpoint(options.metadata_server)
+        if metadata_server is not None and not self._answers(metadata_server):
+            raise ConnectionError(f"nobody answers at {metadata_server}, where --mooncake-service-endpoint points")
         code: int = self._store.setup(
             options.master.local_host(),
             options.metadata_server,
@@ -109,3 +111,6 @@ class MooncakeClient:
 
     def close(self) -> None:
         self._store.close()
+
+    def _answers(self, address: Address) -> bool:
+        return address.answers(min(self._options.timeout_s, _PROBE_TIMEOUT_S))

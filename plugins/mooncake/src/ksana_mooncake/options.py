@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ksana.errors import UsageError
@@ -22,6 +23,12 @@ Backend = Literal["mooncake", "mooncake-mock"]
 Protocol = Literal["tcp", "rdma"]
 Role = Literal["", "prefill", "decode"]
 ZeroCopy = Literal["auto", "always", "never"]
+
+_SMALLEST_SEGMENT = 16 << 20
+"""Bytes; Mooncake refuses less."""
+
+_INFINIBAND = Path("/sys/class/infiniband")
+"""Has an entry for each RDMA device."""
 
 
 def add_options(options: OptionRegistry) -> None:
@@ -56,7 +63,12 @@ def add_options(options: OptionRegistry) -> None:
     add("timeout_ms", Annotated[int, Field(ge=10, le=600_000)], 5000, "longest that an answer is waited for")
     add("max_retry", Annotated[int, Field(ge=0, le=100)], 3, "further tries for a block that could not be read")
     add("fetch_thread_num", Annotated[int, Field(ge=1, le=64)], 4, "threads that read blocks")
-    add("global_segment_size", ByteSize, 16 << 20, "memory that this server lends to the cache of all: 1GiB, or bytes")
+    add(
+        "global_segment_size",
+        ByteSize,
+        16 << 20,
+        "memory that this server lends to the cache of all: 1GiB, or bytes; 0: none, else at least 16MiB",
+    )
     add("local_buffer_size", ByteSize, 16 << 20, "memory through which blocks come that are not read in place")
     add(
         "zero_copy",
@@ -102,6 +114,13 @@ class GlobalCacheOptions:
     master_bin: str
 
     @property
+    def name(self) -> str:
+        """What the log calls the store."""
+        if self.backend == "mooncake-mock":
+            return "the global cache within this process (mooncake-mock)"
+        return f"the global cache at {self.master}"
+
+    @property
     def loads(self) -> bool:
         """Whether blocks are looked for."""
         return self.role != "prefill"
@@ -145,6 +164,36 @@ class GlobalCacheOptions:
             reads_in_place=values["zero_copy"] == "always"
             or (values["zero_copy"] == "auto" and values["protocol"] == "rdma"),
             master_bin=values["master_bin"],
+        )
+
+
+def check_machine(options: GlobalCacheOptions) -> None:
+    """Refuse what Mooncake would refuse again and again. To be called before the model takes its memory.
+
+    Raises:
+        UsageError: a size is too small, or more than is free, or no RDMA device has the name that is given.
+    """
+    from ksana.kernels.cpu.machine import available_memory
+
+    segment, buffer = options.global_segment_size, options.local_buffer_size
+    if segment and segment < _SMALLEST_SEGMENT:
+        raise UsageError(f"--mooncake-global-segment-size {segment} is too small: must be 0, or 16MiB or more")
+    free = available_memory()
+    for flag, size in (("--mooncake-global-segment-size", segment), ("--mooncake-local-buffer-size", buffer)):
+        if size > free:
+            raise UsageError(f"{flag} {size} is too large: {free >> 20}MiB of memory are free")
+    if options.backend == "mooncake" and options.protocol == "rdma":
+        _check_devices(options.rdma_devices)
+
+
+def _check_devices(wanted: str) -> None:
+    devices = sorted(path.name for path in _INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []
+    if wanted and not set(wanted.replace(" ", "").split(",")) & set(devices):
+        found = ", ".join(devices) or "none"
+        raise UsageError(f"--mooncake-rdma-devices {wanted}: this machine has no such device in {_INFINIBAND}: {found}")
+    if not devices:
+        logger.warning(
+            "there is no RDMA device in %s: Mooncake takes TCP, as with --mooncake-protocol tcp", _INFINIBAND
         )
 
 

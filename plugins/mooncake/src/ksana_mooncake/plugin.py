@@ -25,12 +25,12 @@ def ksana_addoption(options: OptionRegistry) -> None:
 
 @hookimpl
 def ksana_configure(config: KsanaConfig) -> None:
-    """Check the options against each other if they matter."""
-    from ksana_mooncake.options import GlobalCacheOptions, is_wanted, warn_of_halves
+    """Check the options against each other, and against the machine, if they matter."""
+    from ksana_mooncake.options import GlobalCacheOptions, check_machine, is_wanted, warn_of_halves
 
     warn_of_halves(config)
     if is_wanted(config):
-        GlobalCacheOptions.of(config)
+        check_machine(GlobalCacheOptions.of(config))
 
 
 @hookimpl

@@ -59,7 +59,7 @@ class MooncakeStore(BlockStore):
         self._read_slots = Slots(readers, _BATCH * DIGEST_BYTES if self._reads_in_place else buffer_bytes)
         self._write_slots = Slots(_WRITERS, _BATCH * DIGEST_BYTES)
         self._lookups = Lookups(self._ask, options.timeout_s)
-        self._connection = Connection(create_client, str(options.master), self._lookups.forget)
+        self._connection = Connection(create_client, options.name, self._lookups.forget)
         for slots in (self._read_slots, self._write_slots):
             self.register(address_of(slots.region), slots.region.nbytes)
         if master is not None:
