@@ -53,6 +53,17 @@ def test_number_of_blocks_can_be_set_whatever_part_of_the_memory_that_is(memory_
     assert config.num_blocks == 7 + 1, "the null block comes on top"
 
 
+def test_number_of_blocks_can_be_set_where_nobody_knows_the_memory() -> None:
+    config = plan_kv_cache(
+        random_model_config(),
+        CacheConfig(num_blocks=7),
+        SchedulerConfig(),
+        max_model_len=1,
+        available_memory=KernelBackend("cpu").available_memory,
+    )
+    assert config.num_blocks == 7 + 1
+
+
 @pytest.mark.parametrize("num_blocks", [8, 10**23])
 def test_more_blocks_than_the_memory_holds_are_refused(num_blocks: int) -> None:
     """Not taken one by one until the system ends the process."""
