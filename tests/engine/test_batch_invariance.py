@@ -220,6 +220,7 @@ def test_tiny_models_preempted_with_drafts(
 ) -> None:
     path, options = tiny
     limits = {"num_blocks": 150, "block_size": 4, "max_mixed_prefill_tokens": 0, "split_fuse_token_num": 16}
+    limits["launch_block_threshold"] = 1
     modes = {"speculative": "trie", "num_speculative_tokens": 3, "enable_async": enable_async, **EAGER, **limits}
     with started(path, **options, **TOGETHER, **modes) as llm:
         for _ in range(2):

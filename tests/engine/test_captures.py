@@ -112,7 +112,7 @@ def test_preempted_requests_keep_their_log_probabilities(
     sampling = SamplingParams(max_tokens=40, prompt_logprobs=1, temperature=0.0, ignore_eos=True)
     prompts = [[(i + shift) % 60 for i in range(45)] for shift in range(4)]
     roomy = start_llm(tiny_path()).generate(prompts, sampling)
-    tight = start_llm(tiny_path(), num_blocks=14, split_fuse_token_num=16)
+    tight = start_llm(tiny_path(), num_blocks=14, split_fuse_token_num=16, launch_block_threshold=1)
     outputs = tight.generate(prompts, sampling)
     assert sum(output.stats.num_preemptions for output in outputs) > 0
     for one, other in zip(outputs, roomy, strict=True):

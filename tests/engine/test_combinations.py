@@ -51,13 +51,14 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 MODES: dict[str, dict[str, Any]] = {
     "roomy": {},
-    "preempted": {"num_blocks": 45, "block_size": 4, "split_fuse_token_num": 8},
+    "preempted": {"num_blocks": 45, "block_size": 4, "split_fuse_token_num": 8, "launch_block_threshold": 1},
     "small steps": {"max_num_batched_tokens": 13, "max_num_seqs": 9},
     "drafts": {"speculative": "trie", "step_overhead": 1000.0},
     "drafts, preempted": {
         "speculative": "trie",
         "step_overhead": 1000.0,
         "num_blocks": 60,
+        "launch_block_threshold": 1,
         "block_size": 4,
         "split_fuse_token_num": 16,
     },

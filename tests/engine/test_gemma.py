@@ -93,7 +93,8 @@ def test_every_position_of_a_prompt(
 
 def test_preempted_beyond_the_window(model: tuple[Path, TransformersOracle], start_llm: Callable[..., LLM]) -> None:
     path, oracle = model
-    llm = start_llm(path, num_blocks=40, block_size=8, max_model_len=300, split_fuse_token_num=40)
+    few = {"num_blocks": 40, "block_size": 8, "launch_block_threshold": 1}
+    llm = start_llm(path, max_model_len=300, split_fuse_token_num=40, **few)
     outputs = llm.generate([prompt[:80] for prompt in prompts()], SamplingParams(max_tokens=60, **GREEDY))
     check(outputs, oracle)
     assert sum(output.stats.num_preemptions for output in outputs) > 0

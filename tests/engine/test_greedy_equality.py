@@ -113,6 +113,7 @@ def test_preempted(
         split_fuse_token_num=chunk,
         enable_prefix_caching=prefix_caching,
         num_blocks=24 * groups,
+        launch_block_threshold=1,
         block_size=4,
         max_model_len=80,
     )

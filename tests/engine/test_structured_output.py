@@ -87,7 +87,8 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
 
 def test_preemption_chunks_and_cached_prefixes_change_nothing(tiny_path: TinyPath, start_llm: StartLLM) -> None:
     expected = tokens(answers(start_llm(tiny_path())))
-    scarce = start_llm(tiny_path(), num_blocks=16, block_size=8, split_fuse_token_num=8, enable_prefix_caching=False)
+    few = {"num_blocks": 16, "block_size": 8, "split_fuse_token_num": 8, "launch_block_threshold": 1}
+    scarce = start_llm(tiny_path(), enable_prefix_caching=False, **few)
     outputs = answers(scarce)
     assert any(output.stats.num_preemptions for output in outputs)
     assert tokens(outputs) == expected

@@ -24,7 +24,7 @@ def answers(model: Path, **options: Any) -> tuple[list[list[int]], EngineSnapsho
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("llama", {"num_blocks": 16}),
+        ("llama", {"num_blocks": 16, "launch_block_threshold": 1}),
         ("mistral", {"num_blocks": 10, "swapout_block_threshold": 2.0, "launch_block_threshold": 0.0}),
     ],
 )
@@ -41,7 +41,7 @@ def test_swapped_out_and_back(kind: str, options: dict[str, Any], tmp_path: Path
 def test_without_will_or_room_to_swap_it_is_computed_again(options: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model(tmp_path)
     unlimited, _ = answers(model, num_blocks=200)
-    limited, counts = answers(model, num_blocks=16, **options)
+    limited, counts = answers(model, num_blocks=16, launch_block_threshold=1, **options)
     assert limited == unlimited
     assert counts.swaps_out == 0
     assert counts.preemptions > 0

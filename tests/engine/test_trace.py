@@ -25,6 +25,7 @@ def events(tiny_path: Callable[..., Path], tmp_path: Path, enable_async: bool) -
     """Of eight requests in a cache that is too small for them together, and one that is refused."""
     path = tmp_path / "trace.json"
     options: dict[str, Any] = {"num_blocks": 24, "block_size": 4, "max_model_len": 80, "threads": 1}
+    options["launch_block_threshold"] = 1  # so that blocks run out
     with LLM(tiny_path(), trace=str(path), enable_async=enable_async, **options) as llm:
         outputs = llm.generate(PROMPTS, SAMPLING)
         while llm.engine._loop.core.has_work():  # a last step drops the rows of those that have ended

@@ -48,7 +48,9 @@ def host() -> HostBlocks:
 @pytest.fixture
 def core(host: HostBlocks, tmp_path: Path) -> Iterator[EngineCore]:
     """An engine whose host blocks have the prompt, and whose cache has not."""
-    config, plugins = configure("test", tiny_model(tmp_path), {"num_blocks": 12, "preempt_mode": "recompute"})
+    config, plugins = configure(
+        "test", tiny_model(tmp_path), {"num_blocks": 12, "preempt_mode": "recompute", "launch_block_threshold": 1}
+    )
     plugins.register(host)
     core = assemble(config, plugins).core
     core.add(request("first"))

@@ -38,7 +38,7 @@ def answer(
     config = plan_kv_cache(
         model.config, cache, SchedulerConfig(), max_model_len=64, available_memory=backend.available_memory
     )
-    scheduler = Scheduler(SchedulerConfig(split_fuse_token_num=chunk), KVCacheManager(config))
+    scheduler = Scheduler(SchedulerConfig(split_fuse_token_num=chunk, launch_block_threshold=1), KVCacheManager(config))
     runner = ModelRunner(model, backend, backend.allocate_kv_cache(config), max_num_seqs=8, max_model_len=64)
     requests = []
     for index, sampling in enumerate([*before, SEEDED, *after]):

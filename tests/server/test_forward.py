@@ -30,7 +30,7 @@ def start_engine(path: Path, **model: Any) -> AsyncEngine:
     """Small enough that requests take turns, and prompts come in pieces."""
     config = KsanaConfig(
         model=ModelOptions(model=str(path), served_model_name="tiny", **model),
-        scheduler=SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, split_fuse_token_num=7),
+        scheduler=SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, split_fuse_token_num=7, launch_block_threshold=1),
         cache=CacheConfig(num_blocks=24, check_integrity=True),
         kernel=KernelConfig(threads=1),
     )

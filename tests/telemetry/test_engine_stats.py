@@ -69,7 +69,7 @@ def test_recent_steps_are_the_last_ones_in_order_and_bounded(tiny_path: TinyPath
 
 
 def test_what_is_computed_again_after_a_preemption_is_prefill(tiny_path: TinyPath, start_llm: StartLLM) -> None:
-    llm = start_llm(tiny_path(), num_blocks=11, enable_prefix_caching=False)
+    llm = start_llm(tiny_path(), num_blocks=11, launch_block_threshold=1, enable_prefix_caching=False)
     prompts = [[10 + i] * 40 for i in range(3)]
     llm.generate(prompts, SamplingParams(max_tokens=60, ignore_eos=True))
     seen = llm.engine.snapshot()
