@@ -8,13 +8,12 @@ the disk the server is started anew. All answers to a prompt must be equal, what
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
 
 import openai
-from prefix_client import Answer, ask, random_prompt, run_server
+from prefix_client import Answer, ask, parse_options, random_prompt, run_server
 from rich.progress import track
 
 BLOCK_SIZE = 16
@@ -23,12 +22,7 @@ LEVELS = ("computed", "device", "host", "disk")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--tokens", type=int, default=2000, help="length of the prompts")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=0, help="of the server")
-    options = parser.parse_args()
+    options = parse_options(__doc__)
     num_blocks = DEVICE_PROMPTS * (options.tokens // BLOCK_SIZE + 2)
     with tempfile.TemporaryDirectory(prefix="ksana-cache-levels-") as folder:
         flags = ["--num-blocks", str(num_blocks), "--block-size", str(BLOCK_SIZE), "--threads", str(options.threads)]

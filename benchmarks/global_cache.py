@@ -9,7 +9,6 @@ comparison it computes another prompt of the same length.
 
 from __future__ import annotations
 
-import argparse
 import socket
 import statistics
 import sys
@@ -17,19 +16,14 @@ import time
 from contextlib import AbstractContextManager, ExitStack
 
 import openai
-from prefix_client import ask, random_prompt, run_server
+from prefix_client import ask, parse_options, random_prompt, run_server
 from rich.progress import track
 
 LARGEST_RATIO = 0.35
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--tokens", type=int, default=2000, help="length of the prompts")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=0, help="of each server; they take turns")
-    options = parser.parse_args()
+    options = parse_options(__doc__)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         master = f"127.0.0.1:{probe.getsockname()[1]}"

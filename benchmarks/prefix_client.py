@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import subprocess
@@ -23,6 +24,16 @@ class Answer:
     ttft_s: float
     text: str
     num_cached_tokens: int
+
+
+def parse_options(description: str | None) -> argparse.Namespace:
+    """``model``, ``tokens``, ``rounds`` and ``threads`` from the command line."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--tokens", type=int, default=2000, help="length of the prompts")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=0, help="of each server; several take turns")
+    return parser.parse_args()
 
 
 @contextmanager

@@ -74,6 +74,14 @@ def test_chunk_size_is_a_limit_for_each_request_not_for_the_step(make_bench: Mak
     bench.run()
 
 
+def while_one_decodes(make_bench: MakeBench, **config: Any) -> Any:
+    """A bench with steps of 50 tokens, in which r0 has its prompt behind it."""
+    bench = make_bench(max_num_batched_tokens=50, **config)
+    bench.add(3, max_tokens=20)
+    bench.step()
+    return bench
+
+
 def test_prompts_get_little_of_a_step_that_decodes(make_bench: MakeBench) -> None:
     """A long prompt would stop everybody's text for as long as it takes. The others' tokens take time as well."""
     bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=5, long_prefill_token_threshold=0)
@@ -110,9 +118,7 @@ def test_half_of_the_waiting_begin_to_be_answered_before_the_others(make_bench: 
 
 def test_short_prompts_go_whole_and_pass_by_a_long_one(make_bench: MakeBench) -> None:
     """Nobody waits for somebody else's long prompt, nor gives it more than its part of the step."""
-    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=8, long_prefill_token_threshold=10)
-    bench.add(3, max_tokens=20)
-    bench.step()
+    bench = while_one_decodes(make_bench, max_mixed_prefill_tokens=8, long_prefill_token_threshold=10)
     bench.add(40, max_tokens=2)
     bench.add(10, max_tokens=2)
     bench.add(9, max_tokens=2)
@@ -122,9 +128,7 @@ def test_short_prompts_go_whole_and_pass_by_a_long_one(make_bench: MakeBench) ->
 
 
 def test_the_rest_of_a_long_prompt_is_a_short_one(make_bench: MakeBench) -> None:
-    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=8, long_prefill_token_threshold=10)
-    bench.add(3, max_tokens=20)
-    bench.step()
+    bench = while_one_decodes(make_bench, max_mixed_prefill_tokens=8, long_prefill_token_threshold=10)
     bench.add(17, max_tokens=2)
     assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 7}
     assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 10}
@@ -181,9 +185,7 @@ def test_prompts_get_the_whole_step_while_nobody_decodes(make_bench: MakeBench) 
 
 
 def test_limit_beside_decoding_can_be_lifted(make_bench: MakeBench) -> None:
-    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=0)
-    bench.add(3, max_tokens=20)
-    bench.step()
+    bench = while_one_decodes(make_bench, max_mixed_prefill_tokens=0)
     bench.add(40, max_tokens=2)
     assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 40}
     bench.run()
