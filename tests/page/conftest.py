@@ -4,13 +4,16 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from ksana.testing.scripted_engine import ScriptedEngine
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
 Opener = Callable[..., Page]
+
+PATIENCE_MS = 20_000  # a busy machine takes its time
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def open_page(browser: Browser) -> Iterator[Opener]:
                     complaints.append(text)
 
             page = context.new_page()
-            page.set_default_timeout(20_000)
+            page.set_default_timeout(PATIENCE_MS)
             page.set_viewport_size({"width": width, "height": 740})
             page.on("console", lambda message: complain(message.text))
             page.on("pageerror", lambda error: complain(str(error)))
