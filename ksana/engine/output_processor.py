@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ksana.engine.captured import CapturedPrompt
 from ksana.errors import KsanaCode, RequestError
-from ksana.text.detokenizer import IncrementalDetokenizer, create_detokenizer
+from ksana.text.detokenizer import Detokenizers, IncrementalDetokenizer
 from ksana.text.stop_matcher import StopMatcher
 from ksana.text.tokenizer import Tokenizer
 from ksana.types.capture import CapturedPart
@@ -45,7 +45,7 @@ class OutputProcessor:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self._detokenizers = Detokenizers(tokenizer)
         self.texts: dict[str, RequestText] = {}
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class OutputProcessor:
         """Start a request, and those that wait for its prompt."""
         captured = CapturedPrompt(request.captures) if request.captures else None
         for sequence in request.sequences:
-            self.texts[sequence.request_id] = RequestText(sequence, self._tokenizer, captured)
+            self.texts[sequence.request_id] = RequestText(sequence, self._detokenizers, captured)
 
     def discard(self, request: Request) -> None:
         """Drop a request that did not start after all, and those that wait for its prompt."""
@@ -75,9 +75,9 @@ class OutputProcessor:
         text.flush()
         delta = text.take()
         # A stop string may be complete in the very token that also reached the length limit: the string wins.
-        stopped = isinstance(delta.stop_reason, str)
+        stopped = text.stop_string is not None
         delta.finish_reason = FinishReason.STOP if stopped else FINISH_REASONS[request.status]
-        delta.stop_reason = delta.stop_reason if stopped else request.stop_reason
+        delta.stop_reason = text.stop_string if stopped else request.stop_reason
         delta.score = request.score
         delta.error = request.error or text.error
         if delta.error is not None:
@@ -90,33 +90,29 @@ class RequestText:
     """The output of one request: its text up to a stop string, and what of it has not been delivered yet."""
 
     __slots__ = (
+        "_delta",
         "_detokenizer",
         "_first_token_time",
-        "_logprobs",
         "_matcher",
         "_min_tokens",
         "_num_output_tokens",
         "_request_id",
-        "_stop_reason",
-        "_text",
-        "_token_ids",
         "captured",
         "error",
+        "stop_string",
     )
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, captured: CapturedPrompt | None = None) -> None:
+    def __init__(self, request: Request, detokenizers: Detokenizers, captured: CapturedPrompt | None = None) -> None:
         sampling = request.sampling
         self.captured = captured
         self._request_id = request.request_id
-        self._detokenizer: IncrementalDetokenizer = create_detokenizer(
-            tokenizer, request.all_token_ids, sampling.skip_special_tokens
+        self._detokenizer: IncrementalDetokenizer = detokenizers.create(
+            request.all_token_ids, sampling.skip_special_tokens
         )
         self._matcher = StopMatcher(sampling.stop, sampling.include_stop_str_in_output) if sampling.stop else None
         self._min_tokens = sampling.min_tokens
-        self._text = ""
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._stop_reason: str | None = None
+        self._delta = OutputDelta(request.request_id)
+        self.stop_string: str | None = None
         self._first_token_time: float | None = None
         self._num_output_tokens = 0
         self.error: RequestError | None = None
@@ -136,12 +132,13 @@ class RequestText:
             hidden = 1  # the token that ended it is reported, but is not part of the text
         if self._matcher is not None:
             return self._push_until_stop(token_ids, logprobs, len(token_ids) - hidden)
-        self._token_ids += token_ids
+        delta = self._delta
+        delta.token_ids += token_ids
         if logprobs:
-            self._logprobs += logprobs
+            delta.logprobs += logprobs
         self._num_output_tokens += len(token_ids)
         try:
-            self._text += self._detokenizer.push(token_ids[:-1] if hidden else token_ids)
+            delta.text += self._detokenizer.push(token_ids[:-1] if hidden else token_ids)
         except Exception as error:
             self._fail(error)
             return True
@@ -149,22 +146,20 @@ class RequestText:
 
     def flush(self) -> None:
         """Add the text that was held back."""
-        if self.error is not None or self._stop_reason is not None:
+        if self.error is not None or self.stop_string is not None:
             return
         try:
             self._match(self._detokenizer.finish())
         except Exception as error:
             self._fail(error)
             return
-        if self._matcher is not None and self._stop_reason is None:
-            self._text += self._matcher.finish()
+        if self._matcher is not None and self.stop_string is None:
+            self._delta.text += self._matcher.finish()
 
     def take(self) -> OutputDelta:
         """What has been added since the last call."""
-        delta = OutputDelta(self._request_id, self._text, self._token_ids, self._logprobs)
-        delta.stop_reason = self._stop_reason
+        delta, self._delta = self._delta, OutputDelta(self._request_id)
         delta.captured = self.captured
-        self._text, self._token_ids, self._logprobs = "", [], []
         return delta
 
     def stats(self, request: Request) -> RequestStats:
@@ -183,28 +178,28 @@ class RequestText:
     def _push_until_stop(self, token_ids: list[int], logprobs: list[TokenLogprobs], num_visible: int) -> bool:
         """Token by token, since those behind a stop string are dropped. Before ``min_tokens`` there is none."""
         for position, token in enumerate(token_ids):
-            self._token_ids.append(token)
-            self._logprobs += logprobs[position : position + 1]
+            self._delta.token_ids.append(token)
+            self._delta.logprobs += logprobs[position : position + 1]
             self._num_output_tokens += 1
             if position < num_visible:
                 try:
                     text = self._detokenizer.push([token])
                     if self._num_output_tokens < self._min_tokens:
-                        self._text += text
+                        self._delta.text += text
                     else:
                         self._match(text)
                 except Exception as error:
                     self._fail(error)
                     return True
-                if self._stop_reason is not None:
+                if self.stop_string is not None:
                     return True
         return False
 
     def _match(self, text: str) -> None:
         """Add text up to a stop string."""
         if self._matcher is not None:
-            text, self._stop_reason = self._matcher.push(text)
-        self._text += text
+            text, self.stop_string = self._matcher.push(text)
+        self._delta.text += text
 
     def _fail(self, cause: Exception) -> None:
         """The tokenizer, maybe a plugin's, has raised."""

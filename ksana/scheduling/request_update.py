@@ -22,14 +22,18 @@ class RequestUpdate:
 
 def append_tokens(request: Request, tokens: list[int]) -> tuple[list[int], RequestStatus | None]:
     """Append tokens up to the one that ends the request; returns those appended, and the end if it has come."""
-    all_token_ids = request.all_token_ids
-    if len(all_token_ids) >= request.max_total_tokens:
+    all_token_ids, stop_token_ids = request.all_token_ids, request.stop_token_ids
+    room = request.max_total_tokens - len(all_token_ids)
+    if room <= 0:
         return [], RequestStatus.FINISHED_LENGTH  # it wanted its prompt computed, and nothing more
-    for position, token in enumerate(tokens, 1):
-        all_token_ids.append(token)
-        if token in request.stop_token_ids:
+    if len(tokens) < room and stop_token_ids.isdisjoint(tokens):
+        all_token_ids += tokens
+        return tokens, None
+    tokens, ended = tokens[:room], RequestStatus.FINISHED_LENGTH
+    for count, token in enumerate(tokens, 1):
+        if token in stop_token_ids:
             request.stop_reason = None if token in request.eos_token_ids else token
-            return tokens[:position], RequestStatus.FINISHED_STOPPED
-        if len(all_token_ids) >= request.max_total_tokens:
-            return tokens[:position], RequestStatus.FINISHED_LENGTH
-    return tokens, None
+            tokens, ended = tokens[:count], RequestStatus.FINISHED_STOPPED
+            break
+    all_token_ids += tokens
+    return tokens, ended

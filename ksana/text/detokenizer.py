@@ -28,13 +28,40 @@ class IncrementalDetokenizer(Protocol):
         """What is still held back, an unfinished character as U+FFFD. Nothing may be pushed afterwards."""
 
 
-def create_detokenizer(
-    tokenizer: Tokenizer, prompt_token_ids: list[int], skip_special_tokens: bool = True
-) -> IncrementalDetokenizer:
-    """Make the detokenizer of a sequence that continues ``prompt_token_ids``."""
-    if tokenizer.is_byte_exact:
-        return ByteDetokenizer(tokenizer, prompt_token_ids, skip_special_tokens)
-    return WindowDetokenizer(tokenizer, prompt_token_ids, skip_special_tokens)
+class Detokenizers:
+    """Makes the detokenizers of a tokenizer's sequences, which share what its tokens mean."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._texts = {skip: TokenTexts(tokenizer, skip) for skip in (True, False)}
+
+    def create(self, prompt_token_ids: list[int], skip_special_tokens: bool = True) -> IncrementalDetokenizer:
+        """Make the detokenizer of a sequence that continues ``prompt_token_ids``."""
+        if self._tokenizer.is_byte_exact:
+            return ByteDetokenizer(self._tokenizer, prompt_token_ids, self._texts[skip_special_tokens])
+        return WindowDetokenizer(self._tokenizer, prompt_token_ids, skip_special_tokens)
+
+
+class TokenTexts(dict[int, str | None]):
+    """Text of each token that has been asked for; None for those that end within a character.
+
+    Args:
+        skip_special_tokens: special tokens have no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+
+    def data(self, token_id: int) -> bytes:
+        """Bytes of a token."""
+        return b"" if token_id in self._skipped else self._token_bytes(token_id) or b""
+
+    def __missing__(self, token_id: int) -> str | None:
+        data = self.data(token_id)
+        text, num_decoded = utf_8_decode(data, "replace")
+        self[token_id] = whole = text if num_decoded == len(data) else None
+        return whole
 
 
 class ByteDetokenizer:
@@ -44,41 +71,44 @@ class ByteDetokenizer:
     prompt's broken tail belongs to the prompt and is not sent.
     """
 
-    __slots__ = ("_completes_prompt", "_skipped", "_strip_space", "_token_bytes", "_unfinished")
+    __slots__ = ("_at_boundary", "_completes_prompt", "_strip_space", "_texts", "_unfinished")
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: list[int], skip_special_tokens: bool) -> None:
-        self._token_bytes = tokenizer.token_bytes
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: list[int], texts: TokenTexts) -> None:
+        self._texts = texts
         tail = self._prompt_tail(prompt_token_ids)
         self._strip_space = tokenizer.strips_leading_space and not tail
         tail = tail[-_MAX_UTF8_TAIL:]
         self._unfinished = tail[utf_8_decode(tail, "replace")[1] :]
         """Bytes of a character that lacks its end."""
         self._completes_prompt = bool(self._unfinished)
+        self._at_boundary = False
+        """The next token's text does not depend on what was before."""
 
     def push(self, token_ids: list[int]) -> str:
         """Text that has become certain."""
-        if len(token_ids) == 1:  # as in nearly every step
-            token_id = token_ids[0]
-            data = b"" if token_id in self._skipped else self._token_bytes(token_id) or b""
-        else:
-            data = self._join(token_ids)
-        if self._strip_space and data:
-            data = data.removeprefix(b" ")
-            self._strip_space = False
-        if self._unfinished:
-            data = self._unfinished + data
-        text, num_decoded = utf_8_decode(data, "replace")
-        self._unfinished = data[num_decoded:]
-        return self._without_prompt(text) if self._completes_prompt else text
+        if self._at_boundary and len(token_ids) == 1:  # as in nearly every step
+            text = self._texts[token_ids[0]]
+            if text is not None:
+                return text
+        return self._decode(self._join(token_ids))
 
     def finish(self) -> str:
         """The unfinished character, if there is one."""
         return self._without_prompt(self._unfinished.decode("utf-8", "replace"))
 
+    def _decode(self, data: bytes) -> str:
+        if self._strip_space and data:
+            data = data.removeprefix(b" ")
+            self._strip_space = False
+        data = self._unfinished + data
+        text, num_decoded = utf_8_decode(data, "replace")
+        self._unfinished = data[num_decoded:]
+        text = self._without_prompt(text)
+        self._at_boundary = not (self._unfinished or self._strip_space or self._completes_prompt)
+        return text
+
     def _join(self, token_ids: list[int]) -> bytes:
-        token_bytes, skipped = self._token_bytes, self._skipped
-        return b"".join([token_bytes(i) or b"" for i in token_ids if i not in skipped])
+        return b"".join(map(self._texts.data, token_ids))
 
     def _prompt_tail(self, prompt_token_ids: list[int]) -> bytes:
         """The last bytes of the prompt: no more than decide how the output begins."""

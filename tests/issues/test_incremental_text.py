@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from ksana.testing.tiny_models import write_tiny_tokenizer
-from ksana.text import FastTokenizer, StopMatcher, create_detokenizer
+from ksana.text import Detokenizers, FastTokenizer, StopMatcher
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,9 @@ def test_prompt_that_ends_within_a_character_does_not_leak(tokenizer: FastTokeni
     """vllm#48853: the whole prompt came back in the first delta."""
     character = "你".encode()
     prompt = tokenizer.encode("Hello ") + byte_tokens(tokenizer, character[:2])
-    completing = create_detokenizer(tokenizer, prompt)
+    completing = Detokenizers(tokenizer).create(prompt)
     assert completing.push(byte_tokens(tokenizer, character[2:])) + completing.push(tokenizer.encode("!")) == "你!"
-    breaking = create_detokenizer(tokenizer, prompt)
+    breaking = Detokenizers(tokenizer).create(prompt)
     assert breaking.push(tokenizer.encode("abc")) + breaking.finish() == "abc"
 
 
@@ -56,6 +56,6 @@ def test_random_bytes_stream_as_they_decode(tokenizer: FastTokenizer, seed: int,
     """vllm#17448, vllm#19449: invalid UTF-8 ended the stream with an error, or differed from the whole text."""
     choose = random.Random(seed)
     output = [choose.randrange(tokenizer.vocab_size + 8) for _ in range(300)]
-    detokenizer = create_detokenizer(tokenizer, [], skip_special_tokens)
+    detokenizer = Detokenizers(tokenizer).create([], skip_special_tokens)
     streamed = "".join(detokenizer.push([token_id]) for token_id in output) + detokenizer.finish()
     assert streamed == tokenizer.decode(output, skip_special_tokens)

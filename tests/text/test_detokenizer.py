@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ksana.text import FastTokenizer, create_detokenizer
+from ksana.text import Detokenizers, FastTokenizer
 
 ids = st.lists(st.integers(0, 400), max_size=40)
 BYTE_OF_NOTHING = "\ufffd"
 
 
 def stream(tokenizer: FastTokenizer, prompt: list[int], output: list[int], skip: bool, step: int = 1) -> list[str]:
-    detokenizer = create_detokenizer(tokenizer, prompt, skip)
+    detokenizer = Detokenizers(tokenizer).create(prompt, skip)
     deltas = [detokenizer.push(output[i : i + step]) for i in range(0, len(output), step)]
     return [*deltas, detokenizer.finish()]
 
@@ -38,7 +38,7 @@ def test_stream_is_what_the_whole_text_adds_to_the_prompt(
 def test_no_more_than_an_unfinished_character_is_held_back(
     byte_level: FastTokenizer, output: list[int], skip: bool
 ) -> None:
-    detokenizer = create_detokenizer(byte_level, [], skip)
+    detokenizer = Detokenizers(byte_level).create([], skip)
     sent = ""
     for count, token_id in enumerate(output, start=1):
         sent += detokenizer.push([token_id])
@@ -76,7 +76,7 @@ def test_unknown_decoder_streams_through_a_window(metaspace: FastTokenizer) -> N
 
 def test_window_stays_short_whatever_is_skipped(metaspace: FastTokenizer) -> None:
     unknown = 0
-    detokenizer = create_detokenizer(metaspace, metaspace.encode("the"), skip_special_tokens=True)
+    detokenizer = Detokenizers(metaspace).create(metaspace.encode("the"), skip_special_tokens=True)
     assert detokenizer.push([unknown] * 1000) == ""
     assert len(detokenizer._window) < 40  # type: ignore[attr-defined]
     assert detokenizer.push(metaspace.encode("cat")) == " cat"
