@@ -325,7 +325,7 @@ class NativeAttentionMetadata:
     def __init__(self, batch: AttentionBatch) -> None:
         self._batch = batch
         self._block_tables = np.ascontiguousarray(batch.block_tables)
-        self._context: StepContext | None = None
+        self._rotary: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._structs: dict[int, StepStruct] = {}
         self.slot_mapping = torch.from_numpy(batch.slot_mapping)
 
@@ -339,7 +339,8 @@ class NativeAttentionMetadata:
         struct = self._structs.get(rotary_index)
         if struct is None:
             batch = self._batch
-            self._context = context
+            if context is not None:  # and not all of the context, which holds this too: a cycle would stay for long
+                self._rotary = context.rotary
             cos, sin = (None, None) if context is None else (t.data_ptr() for t in context.rotary[rotary_index])
             struct = self._structs[rotary_index] = StepStruct(
                 query_starts=batch.query_starts.ctypes.data,

@@ -418,6 +418,7 @@ void linear_add(const T* x, int64_t ldx, int64_t m, const Linear& linear, T* hid
     for (int v = 0; v < kPanelVectors; ++v) {
       const int64_t column = panel * kPanel + v * kLanes;
       T* at = hidden + row * n + column;
+      if (v == 0) __builtin_prefetch(at + kPanel, 1);  // for the next panel, whose products take a while
       if (column + kLanes <= n)
         store(at, load(at) + values[v]);
       else
