@@ -169,10 +169,18 @@ _BACKENDS = {
 @pytest.fixture(params=_BACKENDS)
 def options(request: pytest.FixtureRequest) -> GlobalCacheOptions:
     """Options of each backend, and of each way to read."""
-    if request.param.startswith("mooncake"):
-        base = request.getfixturevalue("real_master")
-    else:
-        base = replace(OPTIONS, master=Address("127.0.0.1", _free_port()))
+    return _options_of(request, lambda: request.getfixturevalue("real_master"))
+
+
+@pytest.fixture(params=_BACKENDS)
+def own_options(request: pytest.FixtureRequest) -> GlobalCacheOptions:
+    """The same for a store that may be filled: its master goes on evicting for a moment, whatever comes next."""
+    return _options_of(request, lambda: request.getfixturevalue("own_master")[1])
+
+
+def _options_of(request: pytest.FixtureRequest, real: Callable[[], GlobalCacheOptions]) -> GlobalCacheOptions:
+    is_real = request.param.startswith("mooncake")
+    base = real() if is_real else replace(OPTIONS, master=Address("127.0.0.1", _free_port()))
     return replace(base, **_BACKENDS[request.param])
 
 
@@ -195,6 +203,7 @@ def connect_client(lasting_client: Callable[..., LastingClient]) -> Callable[[Gl
 
     def connect(options: GlobalCacheOptions) -> StoreClient:
         client = lasting_client(options, 1) if options.backend == "mooncake" else client_maker(options)()
+        wait_until(client.is_reachable)
         assert client.connect() == 0
         return client
 

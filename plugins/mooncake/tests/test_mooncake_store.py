@@ -122,11 +122,11 @@ def test_a_damaged_block_is_a_miss_and_can_be_stored_again(
 
 
 def test_a_full_store_takes_no_more_and_says_so(
-    options: GlobalCacheOptions, open_store: Open, make_blocks: Make, keys: list[str], connect_client: Connect
+    own_options: GlobalCacheOptions, open_store: Open, make_blocks: Make, keys: list[str], connect_client: Connect
 ) -> None:
     """What was just read stays. Nothing waits for room, and what is stored is right."""
-    other = connect_client(options)
-    store = open_store(replace(options, local_buffer_size=4 << 20))
+    other = connect_client(own_options)
+    store = open_store(replace(own_options, local_buffer_size=4 << 20))
     many = [f"{keys[0]}{index}" for index in range(40)]
     blocks = make_blocks(40, layers=1, size=1 << 20)
     stored = []
@@ -137,7 +137,7 @@ def test_a_full_store_takes_no_more_and_says_so(
         received = empty_like(blocks)
         loaded = store.get(many, received)
     finally:
-        other.remove(f"^{keys[0]}")  # other tests want room
+        other.remove(f"^{keys[0]}")  # the next backend wants room
     assert True in stored
     assert False in stored
     assert any(loaded)
