@@ -332,6 +332,7 @@ class RequestBook:
         if self.speculator is not None:
             self.speculator.finish(request)
         request.status = status
+        request.beam_group = None  # which holds its beams, and so this one
         del self.requests[request.request_id]
 
     def _drop_rows(self, request: Request) -> None:
