@@ -26,6 +26,21 @@ struct AttentionTask {
   int64_t request, first, last, kv_head;
 };
 
+// The keys that a task reads: [oldest, end) of one head of one request.
+struct KeyRange {
+  const int64_t* table;
+  int64_t kv_head, oldest, end;
+
+  KeyRange(const Step& step, const AttentionTask& task)
+      : table(step.block_tables + task.request * step.block_table_stride), kv_head(task.kv_head) {
+    const int64_t offset = step.context_lens[task.request] - step.query_starts[task.request];
+    end = task.last + offset;
+    oldest = step.window ? max64(0, task.first + offset - step.window + 1) : 0;
+  }
+
+  int64_t first_block() const { return oldest / kKeyBlock * kKeyBlock; }
+};
+
 // Rows of the batch that are wanted, in ascending order; a negative count: all of them.
 struct Rows {
   const int64_t* ids;
@@ -34,7 +49,7 @@ struct Rows {
   bool all(const Step& step) const { return count < 0 || count == step.num_tokens; }
 };
 
-// Finds keys and values of one head of one request.
+// Finds keys and values.
 template <class T>
 struct TileReader {
   static constexpr int width = Inner<T>::width;
@@ -43,9 +58,7 @@ struct TileReader {
   const CacheLayout& layout;
   const void* cache;
   int32_t dtype;
-  const int64_t* table;
-  int64_t kv_head;
-  int64_t oldest, end;  // the keys that may be read: [oldest, end), and whatever shares a tile and a block with one
+  KeyRange range;       // what may be read, with whatever shares a tile and a block with one of its keys
   int64_t padded_size;  // head_size, rounded up to whole vectors: of a value in a buffer
   T* buffers;           // kBuffers of 16 * padded_size each
 
@@ -54,9 +67,9 @@ struct TileReader {
     const int64_t first = start + tile * kTileKeys, size = kTileKeys * padded_size;
     T* keys = buffers + 2 * tile * size;
     T* values = keys + size;
-    if (first >= end || first + kTileKeys <= oldest) {
+    if (first >= range.end || first + kTileKeys <= range.oldest) {
       __builtin_memset(values, 0, size * sizeof(T));
-      if (in_place()) return {place(max64(oldest, min64(first, end - 1)) / kTileKeys * kTileKeys).keys, values};
+      if (in_place()) return {place(range, first).keys, values};
       __builtin_memset(keys, 0, size * sizeof(T));
       return {keys, values};
     }
@@ -66,14 +79,21 @@ struct TileReader {
     }
     KeyTile<T> found;
     if (in_place()) {
-      found = place(first);
+      found = place(range, first);
     } else {
-      const int64_t block = table[first / layout.block_size], offset = first % layout.block_size;
+      const int64_t block = range.table[first / layout.block_size], offset = first % layout.block_size;
       found = dtype == kFloat8E4M3 ? decode<E4M3>(block, offset, keys, values)
                                    : decode<E5M2>(block, offset, keys, values);
     }
     // What lies behind the last key may be anything, and 0 times anything is not 0. As scores, such keys are masked.
-    if (first + kTileKeys > end) found.values = without_tail(found.values, end - first, values);
+    if (first + kTileKeys > range.end) found.values = without_tail(found.values, range.end - first, values);
+    return found;
+  }
+
+  // Where the tiles from `start` on lie that will be read, for fetching them early; null if they are not used in place.
+  const KeyTile<T>* locate(const KeyRange& wanted, int64_t start, KeyTile<T> (&found)[kBlockTiles]) const {
+    if (!in_place()) return nullptr;
+    for (int t = 0; t < kBlockTiles; ++t) found[t] = place(wanted, start + t * kTileKeys);
     return found;
   }
 
@@ -84,11 +104,13 @@ struct TileReader {
   // Whether tiles are used where they lie in the cache.
   bool in_place() const { return layout.in_tiles() && dtype != kFloat8E4M3 && dtype != kFloat8E5M2; }
 
-  KeyTile<T> place(int64_t first) const {
-    const int64_t block = table[first / layout.block_size], offset = first % layout.block_size;
+  // The tile with key number `first`, or the nearest one that holds a key of the range.
+  KeyTile<T> place(const KeyRange& keys, int64_t first) const {
+    first = max64(keys.oldest, min64(first, keys.end - 1)) / kTileKeys * kTileKeys;
+    const int64_t block = keys.table[first / layout.block_size], offset = first % layout.block_size;
     const T* data = static_cast<const T*>(cache);
-    return {data + layout.keys(block, kv_head) + offset * width,
-            data + layout.values(block, kv_head) + offset * layout.head_size};
+    return {data + layout.keys(block, keys.kv_head) + offset * width,
+            data + layout.values(block, keys.kv_head) + offset * layout.head_size};
   }
 
   // A copy of a tile's values in which those behind the first `count` keys are 0; may be in place.
@@ -106,11 +128,11 @@ struct TileReader {
   KeyTile<T> decode(int64_t block, int64_t offset, T* keys, T* values) const {
     const uint8_t* data = static_cast<const uint8_t*>(cache);
     const int64_t d = layout.head_size, run = kTileKeys * width;
-    const uint8_t* key = data + layout.keys(block, kv_head) + offset * width;
+    const uint8_t* key = data + layout.keys(block, range.kv_head) + offset * width;
     for (int64_t i = 0; i < d / width; ++i)
       for (int64_t j = 0; j < run; j += kLanes)
         store(keys + i * run + j, from_float8<Format>(key + i * layout.block_size * width + j));
-    const uint8_t* value = data + layout.values(block, kv_head) + offset * d;
+    const uint8_t* value = data + layout.values(block, range.kv_head) + offset * d;
     for (int64_t i = 0; i < kTileKeys * d; i += kLanes) store(values + i, from_float8<Format>(value + i));
     return {keys, values};
   }
@@ -129,13 +151,14 @@ struct TileReader {
     if (d < padded_size) __builtin_memset(values, 0, kTileKeys * padded_size * sizeof(T));
     for (int64_t j = 0; j < kTileKeys; ++j) {
       const int64_t position = first + j;
-      const bool wanted = position >= oldest && position < end;
-      const int64_t block = wanted ? table[position / layout.block_size] : 0, offset = position % layout.block_size;
+      const bool wanted = position >= range.oldest && position < range.end;
+      const int64_t block = wanted ? range.table[position / layout.block_size] : 0;
+      const int64_t offset = position % layout.block_size;
       for (int64_t i = 0; i < d; ++i) {
         float key = 0, value = 0;
         if (wanted) {
-          key = element(layout.keys(block, kv_head) + layout.in_keys(offset, i));
-          value = element(layout.values(block, kv_head) + layout.in_values(offset, i));
+          key = element(layout.keys(block, range.kv_head) + layout.in_keys(offset, i));
+          value = element(layout.values(block, range.kv_head) + layout.in_values(offset, i));
         }
         keys[(i / width * kTileKeys + j) * width + i % width] = from_float<T>(key);
         values[(j / width * padded_size + i) * width + j % width] = from_float<T>(value);
@@ -159,9 +182,12 @@ inline void pack_queries(const T* const* rows, int64_t head_size, T* out) {
     for (int r = 0; r < Rows; ++r, out += width) __builtin_memcpy(out, rows[r] + s * width, width * sizeof(T));
 }
 
-// scores[r][tile] = q[r] . keys; q: as pack_queries() leaves them
+// To the second cache: what a task has in hand fills the first.
+inline __attribute__((always_inline)) void fetch(const void* from) { __builtin_prefetch(from, 0, 2); }
+
+// scores[r][tile] = q[r] . keys; q: as pack_queries() leaves them; ahead: tiles to be fetched meanwhile, or null
 template <class T, int Rows>
-inline void score(const T* q, const KeyTile<T>* tiles, int64_t key_stride, int64_t head_size,
+inline void score(const T* q, const KeyTile<T>* tiles, const KeyTile<T>* ahead, int64_t key_stride, int64_t head_size,
                   vf (&scores)[Rows][kBlockTiles]) {
   constexpr int width = Inner<T>::width;
   vf acc[Rows][kBlockTiles] = {};
@@ -172,6 +198,10 @@ inline void score(const T* q, const KeyTile<T>* tiles, int64_t key_stride, int64
     vf k[kBlockTiles];
 #pragma GCC unroll 4
     for (int t = 0; t < kBlockTiles; ++t) k[t] = Inner<T>::weights(keys[t] + s * key_stride);
+    if (ahead != nullptr) {
+#pragma GCC unroll 4
+      for (int t = 0; t < kBlockTiles; ++t) fetch(ahead[t].keys + s * key_stride);
+    }
 #pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) {
       const vf b = Inner<T>::broadcast(q + r * width);
@@ -243,8 +273,8 @@ inline __attribute__((always_inline)) void weigh(vf (&scores)[Rows][kBlockTiles]
 
 // sums[r] = sums[r] * shrink[r] + weights[r] . values, for up to four vectors of the head.
 template <class T, int Rows, int Vectors>
-inline void gather_values(const T (*weights)[kKeyBlock], const KeyTile<T>* tiles, int num_tiles, int64_t head_size,
-                          int64_t first, const float* shrink, float* sums) {
+inline void gather_values(const T (*weights)[kKeyBlock], const KeyTile<T>* tiles, const KeyTile<T>* ahead,
+                          int num_tiles, int64_t head_size, int64_t first, const float* shrink, float* sums) {
   constexpr int width = Inner<T>::width;
   vf acc[Rows][Vectors] = {};
   for (int t = 0; t < num_tiles; ++t)
@@ -253,6 +283,10 @@ inline void gather_values(const T (*weights)[kKeyBlock], const KeyTile<T>* tiles
 #pragma GCC unroll 4
       for (int v = 0; v < Vectors; ++v)
         values[v] = Inner<T>::weights(tiles[t].values + (s * head_size + first + v * kLanes) * width);
+      if (ahead != nullptr) {
+#pragma GCC unroll 4
+        for (int v = 0; v < Vectors; ++v) fetch(ahead[t].values + (s * head_size + first + v * kLanes) * width);
+      }
 #pragma GCC unroll 6
       for (int r = 0; r < Rows; ++r) {
         const vf b = Inner<T>::broadcast(weights[r] + t * kTileKeys + s * width);
@@ -269,31 +303,33 @@ inline void gather_values(const T (*weights)[kKeyBlock], const KeyTile<T>* tiles
     }
 }
 
-// One block of keys for a few query rows. from, to: per row, as for weigh().
+// One block of keys for a few query rows. ahead: as for score(); from, to: per row, as for weigh().
 template <class T, int Rows>
-inline void attend_block(const Layer& layer, const T* q, const KeyTile<T>* tiles, int64_t key_stride, int num_tiles,
-                         const int64_t* from, const int64_t* to, const SoftmaxRows& state, float* sums) {
+inline void attend_block(const Layer& layer, const T* q, const KeyTile<T>* tiles, const KeyTile<T>* ahead,
+                         int64_t key_stride, int num_tiles, const int64_t* from, const int64_t* to,
+                         const SoftmaxRows& state, float* sums) {
   const int64_t d = cdiv(layer.head_size, kLanes) * kLanes;
   vf scores[Rows][kBlockTiles];
-  score<T, Rows>(q, tiles, key_stride, layer.head_size, scores);
+  score<T, Rows>(q, tiles, ahead, key_stride, layer.head_size, scores);
   alignas(64) T weights[Rows][kKeyBlock];
   float shrink[Rows];
   weigh<T, Rows>(scores, layer, from, to, state, weights, shrink);
   int64_t i = 0;
-  for (; i + 4 * kLanes <= d; i += 4 * kLanes) gather_values<T, Rows, 4>(weights, tiles, num_tiles, d, i, shrink, sums);
-  for (; i < d; i += kLanes) gather_values<T, Rows, 1>(weights, tiles, num_tiles, d, i, shrink, sums);
+  for (; i + 4 * kLanes <= d; i += 4 * kLanes)
+    gather_values<T, Rows, 4>(weights, tiles, ahead, num_tiles, d, i, shrink, sums);
+  for (; i < d; i += kLanes) gather_values<T, Rows, 1>(weights, tiles, ahead, num_tiles, d, i, shrink, sums);
 }
 
-// qkv: [num_tokens, heads + 2 kv heads, head_size] with q rotated; out: [num_tokens, heads, head_size].
+// qkv: [num_tokens, heads + 2 kv heads, head_size] with q rotated; out: [num_tokens, heads, head_size]; next: the task
+// that probably follows.
 template <class T>
-void attend(const Layer& layer, const Step& step, const AttentionTask& task, const T* qkv, int64_t row_size,
-            const void* cache, T* out) {
+void attend(const Layer& layer, const Step& step, const AttentionTask& task, const AttentionTask& next, const T* qkv,
+            int64_t row_size, const void* cache, T* out) {
   const int64_t d = layer.head_size, kv_heads = layer.num_kv_heads, group = layer.num_heads / kv_heads;
-  const int64_t start = step.query_starts[task.request], context = step.context_lens[task.request];
-  const int64_t position = context + task.first - start, end = context + task.last - start;
+  const KeyRange range(step, task), next_range(step, next);
+  const int64_t end = range.end, position = end - (task.last - task.first);
   const int64_t rows = (task.last - task.first) * group;
   const int64_t window = step.window ? step.window : end;
-  const int64_t oldest = max64(0, position - window + 1);
 
   const CacheLayout layout(step.block_size, kv_heads, d, Inner<T>::width);
   const int64_t padded_size = cdiv(d, kLanes) * kLanes;
@@ -311,15 +347,7 @@ void attend(const Layer& layer, const Step& step, const AttentionTask& task, con
     tops[r] = -__builtin_inff();
     totals[r] = vf{};
   }
-  const TileReader<T> reader{layout,
-                             cache,
-                             step.cache_dtype,
-                             step.block_tables + task.request * step.block_table_stride,
-                             task.kv_head,
-                             oldest,
-                             end,
-                             padded_size,
-                             buffers};
+  const TileReader<T> reader{layout, cache, step.cache_dtype, range, padded_size, buffers};
 
   const int64_t tile_rows = cdiv(rows, cdiv(rows, kTileRows));
   const auto each_row_tile = [&](const auto& body) {
@@ -335,9 +363,11 @@ void attend(const Layer& layer, const Step& step, const AttentionTask& task, con
     }
     pack_queries<T, n.value>(q, d, queries + first * d);
   });
-  for (int64_t block = oldest / kKeyBlock * kKeyBlock; block < end; block += kKeyBlock) {
-    KeyTile<T> tiles[kBlockTiles];
+  for (int64_t block = range.first_block(); block < end; block += kKeyBlock) {
+    KeyTile<T> tiles[kBlockTiles], later[kBlockTiles];
     for (int t = 0; t < kBlockTiles; ++t) tiles[t] = reader.read(block, t);
+    const KeyTile<T>* ahead = block + kKeyBlock < end ? reader.locate(range, block + kKeyBlock, later)
+                                                      : reader.locate(next_range, next_range.first_block(), later);
     const int num_tiles = static_cast<int>(min64(kBlockTiles, cdiv(end - block, kTileKeys)));
     each_row_tile([&](auto n, int64_t first) {
       int64_t from[n.value], to[n.value];
@@ -346,8 +376,9 @@ void attend(const Layer& layer, const Step& step, const AttentionTask& task, con
         from[r] = to[r] - window;
       }
       if (to[n.value - 1] <= 0 || from[0] >= kKeyBlock) return;  // all of it lies ahead of, or behind, these queries
-      attend_block<T, n.value>(layer, queries + first * d, tiles, reader.key_stride(), num_tiles, from, to,
+      attend_block<T, n.value>(layer, queries + first * d, tiles, ahead, reader.key_stride(), num_tiles, from, to,
                                SoftmaxRows{tops + first, totals + first}, sums + first * padded_size);
+      ahead = nullptr;  // once is enough
     });
   }
   for (int64_t r = 0; r < rows; ++r) {
@@ -385,5 +416,8 @@ void attention(const Layer& layer, const Step& step, const Rows& rows, const T* 
       end = add_tasks(end, r, rows.ids[i], rows.ids[i] + 1, queries, kv_heads);
     }
   }
-  ThreadPool::instance().run(end - tasks, [&](int64_t i) { attend(layer, step, tasks[i], qkv, row_size, cache, out); });
+  const int64_t count = end - tasks;
+  ThreadPool::instance().run(count, [&](int64_t i) {
+    attend(layer, step, tasks[i], tasks[min64(i + 1, count - 1)], qkv, row_size, cache, out);
+  });
 }
