@@ -106,13 +106,26 @@ def test_prompts_go_on_however_many_decode(make_bench: MakeBench) -> None:
     bench.run()
 
 
-def test_half_of_the_waiting_begin_to_be_answered_before_the_others(make_bench: MakeBench) -> None:
+def test_most_of_the_waiting_begin_to_be_answered_before_the_others(make_bench: MakeBench) -> None:
     """In one step all would wait for the sum of the prompts."""
-    bench = make_bench(max_num_batched_tokens=50, max_mixed_prefill_tokens=8, long_prefill_token_threshold=0)
-    for _ in range(5):
+    bench = make_bench(max_num_batched_tokens=70, max_mixed_prefill_tokens=8)
+    for _ in range(8):
         bench.add(7, max_tokens=2)
-    assert bench.step().num_scheduled_tokens == {"r0": 7, "r1": 7, "r2": 7}
-    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 1, "r2": 1, "r3": 5}
+    first = [f"r{number}" for number in range(5)]
+    assert bench.step().num_scheduled_tokens == dict.fromkeys(first, 7)
+    assert bench.step().num_scheduled_tokens == {**dict.fromkeys(first, 1), "r5": 7, "r6": 7, "r7": 7}
+    bench.run()
+
+
+def test_whoever_came_a_step_before_changes_little_for_the_others(make_bench: MakeBench) -> None:
+    """The first of many that come at once may find an idle engine; then few run, and the others are as many as ever."""
+    bench = make_bench(max_num_batched_tokens=70, max_mixed_prefill_tokens=8)
+    bench.add(7, max_tokens=20)
+    bench.step()
+    for _ in range(7):
+        bench.add(7, max_tokens=20)
+    assert bench.step().num_scheduled_tokens == {"r0": 1, "r1": 7, "r2": 7, "r3": 7, "r4": 7}
+    assert len(bench.step().num_scheduled_tokens) == 8
     bench.run()
 
 
