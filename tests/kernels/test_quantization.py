@@ -26,7 +26,7 @@ def random_weight(
     generator = torch.Generator().manual_seed(seed)
     groups = -(-columns // group_size)
     if bits == 8:
-        codes = torch.randint(-128, 128, (rows, columns), generator=generator).to(torch.int8)
+        codes = torch.randint(-127, 128, (rows, columns), generator=generator).to(torch.int8)
     else:
         codes = torch.randint(0, 16, (rows, columns), generator=generator).to(torch.uint8)
     scales = torch.randn(rows, groups, generator=generator) / 2**bits
@@ -103,6 +103,22 @@ def test_a_row_does_not_depend_on_how_many_there_are(
     for rows in range(1, 41):
         assert torch.equal(native.logits(x[:rows], packed), everything[:rows])
         assert torch.equal(native.logits(x[-rows:], packed), everything[-rows:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("least", [-127, -128])
+@pytest.mark.parametrize("rows", [1, 64])  # decoded while they are multiplied, and before
+def test_every_integer_of_eight_bits(native: NativeCPUBackend, rows: int, least: int, dtype: torch.dtype) -> None:
+    """-128 has no place in the kernels' format: a weight that holds it must not be changed by packing."""
+    count = 128 - least
+    codes = torch.arange(least, 128).to(torch.int8).repeat(33, 1).T.contiguous().view(33, count)
+    scales = torch.ones(33, -(-count // 32))
+    weight = QuantizedWeight(8, 32, codes, scales, None, dtype)
+    packed = native.pack_linear(weight)
+    for at in range(0, count - rows + 1, rows):
+        x = torch.zeros(rows, count, dtype=dtype)
+        x[torch.arange(rows), at + torch.arange(rows)] = 1.0
+        assert torch.equal(native.logits(x, packed).T, codes[:, at : at + rows].float())
 
 
 @dataclass(frozen=True)

@@ -385,10 +385,13 @@ def _attention_numbers(weights: AttentionWeights) -> dict[str, float]:
 
 
 def _has_kernels(weight: Weight) -> bool:
-    """Pairs of inner elements are multiplied at once: an odd number of them is only handled in plain weights."""
+    """Pairs of inner elements are multiplied at once: an odd number of them is only handled in plain weights. Integers
+    of 8 bits are kept as signs and magnitudes, among which -128 is not: no usual rounding makes it."""
     if isinstance(weight, torch.Tensor):
         return True
-    return weight.shape[1] % 2 == 0 and weight.group_size % _GROUP_SIZE_MULTIPLES[weight.bits] == 0
+    if weight.shape[1] % 2 != 0 or weight.group_size % _GROUP_SIZE_MULTIPLES[weight.bits] != 0:
+        return False
+    return weight.bits != 8 or weight.codes.numel() == 0 or int(weight.codes.min()) > -128
 
 
 def _pointers(addresses: list[int]) -> ctypes.Array[ctypes.c_void_p]:

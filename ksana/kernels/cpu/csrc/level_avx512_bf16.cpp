@@ -3,7 +3,7 @@
 
 #ifdef KSANA_X86_LEVELS
 
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,fma")
 #define KSANA_LEVEL_NAME "avx512_bf16"
 #define KSANA_AVX512
 #define KSANA_BF16

@@ -68,13 +68,21 @@ inline int64_t group_bytes(int64_t group_size) {
   return kPanel * 4 * Quantised::num_constants + kPanel * group_size * Quantised::bits / 8;
 }
 
+// Each byte is a sign and a magnitude.
 struct Int8 {
   static constexpr int bits = 8, num_constants = 1;
-  static void put(uint8_t* data, int64_t e, uint8_t code) { data[e] = code; }
+  // Of 64, those of the second half lie between those of the first, eight by eight: decode() unzips them.
+  static int64_t place(int64_t e) { return e / 64 * 64 + e % 32 / 8 * 16 + e % 64 / 32 * 8 + e % 8; }
+  static void put(uint8_t* data, int64_t e, uint8_t code) {
+    data[place(e)] = static_cast<uint8_t>(code < 128 ? code : 128 | (256 - code));
+  }
   static vf get(const uint8_t* data, int64_t e) {  // elements e to e + 15
     typedef int8_t bytes __attribute__((vector_size(16)));
     bytes codes;
-    __builtin_memcpy(&codes, data + e, sizeof codes);
+    __builtin_memcpy(&codes, data + place(e), 8);
+    __builtin_memcpy(reinterpret_cast<char*>(&codes) + 8, data + place(e + 8), 8);
+    const bytes sign = codes < 0;
+    codes = ((codes & 127) ^ sign) - sign;
     typedef int16_t shorts __attribute__((vector_size(32)));  // in steps: compilers know these conversions
     return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(codes, shorts), vi), vf);
   }
@@ -121,9 +129,31 @@ void pack_codes(const Linear& linear, const uint8_t* codes, const float* scales,
 // -- decoding of integers into the form that a plain panel has --------------------------------------------------------
 
 #ifdef KSANA_BF16
+// 0 to 127 as bfloat16, by the bytes of it.
+struct Magnitudes {
+  alignas(64) uint8_t low[128] = {}, high[128] = {};
+  constexpr Magnitudes() {
+    for (int i = 1; i < 128; ++i) {
+      int exponent = 0;
+      while (i >> (exponent + 1) != 0) ++exponent;
+      const int bits = (127 + exponent) << 7 | (i << (7 - exponent) & 127);
+      low[i] = static_cast<uint8_t>(bits & 255);
+      high[i] = static_cast<uint8_t>(bits >> 8);
+    }
+  }
+};
+constexpr Magnitudes kMagnitudes;
+
 // Elements e to e + 31 of a group's integers; e is a multiple of 32.
 inline vf decode(Int8, const uint8_t* data, int64_t e) {
-  return (vf)_mm512_cvtne2ps_pbh((__m512)Int8::get(data, e + kLanes), (__m512)Int8::get(data, e));
+  const __m512i codes = _mm512_loadu_si512(data + e / 64 * 64);
+  const auto found = [codes](const uint8_t (&table)[128]) __attribute__((always_inline)) {
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table), codes, _mm512_load_si512(table + 64));
+  };
+  // The instruction looks at seven bits of each byte.
+  const __m512i low = found(kMagnitudes.low), magnitude = found(kMagnitudes.high);
+  const __m512i high = _mm512_ternarylogic_epi64(magnitude, codes, _mm512_set1_epi8(-128), 0xf8);  // m | (c & sign)
+  return (vf)(e % 64 == 0 ? _mm512_unpacklo_epi8(low, high) : _mm512_unpackhi_epi8(low, high));
 }
 inline vf decode(Int4, const uint8_t* data, int64_t e) {
   // 0 to 15 as bfloat16, twice: the instruction looks at five bits of each word.
