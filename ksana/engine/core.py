@@ -134,7 +134,8 @@ class EngineCore:
         if isinstance(output, Exception):
             return self._fail_step(step, output)
         deltas = [self._finish(request) for request in self.scheduler.take_in_transfers(step, output)]
-        deltas += self._fail_broken(output.broken_request_ids) + self._fail_banned(output.banned_request_ids)
+        deltas += self._fail_all(output.broken_request_ids, _no_finite_numbers_error)
+        deltas += self._fail_all(output.banned_request_ids, no_token_left_error)
         self._outputs.capture(output.captured)
         updates = self.scheduler.update_from_output(step, output)
         self.stats.step_processed(step, output, updates, self._pipeline.compute_seconds)
@@ -180,16 +181,13 @@ class EngineCore:
         error = _computation_error("the computation failed; the server's log says why")
         return [self._finish(request) for request in self.scheduler.fail_running(error)]
 
-    def _fail_broken(self, request_ids: list[str]) -> list[OutputDelta]:
-        error = _computation_error("the model computed no finite numbers for this request")
-        return self._fail_all(request_ids, error)
-
-    def _fail_banned(self, request_ids: list[str]) -> list[OutputDelta]:
-        return self._fail_all(request_ids, no_token_left_error())
-
-    def _fail_all(self, request_ids: list[str], error: RequestError) -> list[OutputDelta]:
-        failed = [self.scheduler.fail(request_id, error) for request_id in request_ids]
+    def _fail_all(self, request_ids: list[str], error: Callable[[], RequestError]) -> list[OutputDelta]:
+        failed = [self.scheduler.fail(request_id, error()) for request_id in request_ids]
         return [self._finish(request) for request in failed if request is not None]
+
+
+def _no_finite_numbers_error() -> RequestError:
+    return _computation_error("the model computed no finite numbers for this request")
 
 
 def _computation_error(message: str) -> RequestError:

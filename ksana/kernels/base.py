@@ -125,6 +125,10 @@ class KernelBackend:
             )
         return weight.dequantize().to(self.device)
 
+    def pack_norm(self, weight: torch.Tensor) -> torch.Tensor:
+        """A norm's weight outside of layers, as :meth:`rms_norm` reads it without conversion; the same numbers."""
+        return weight
+
     def pack_layer(self, layer: DecoderLayerWeights) -> None:
         """Take a loaded layer over, in place; called once for each, after its weights are complete."""
         attention, mlp = layer.attention, layer.mlp
@@ -203,6 +207,10 @@ class KernelBackend:
         # NaN or infinity anywhere shows in the sum, which float64 can hold however large the logits are.
         finite = torch.isfinite(logits.sum(dim=-1, dtype=torch.float64))
         return logits.argmax(dim=-1).cpu().numpy(), finite.cpu().numpy()
+
+    def likeliest(self, x: torch.Tensor, head: Linear, soft_cap: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+        """:meth:`argmax` of :meth:`logits`, for whoever does not need the logits themselves."""
+        return self.argmax(self.logits(x, head, soft_cap))
 
     def top_k(self, logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k largest logits of each row in descending order, float32 [n, k], and their tokens, int64 [n, k]."""

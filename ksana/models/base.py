@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from ksana.kernels.batch import ModelInputs, StepContext
@@ -55,4 +56,8 @@ class Model(Protocol):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states after the final norm, [n, hidden_size] -> float32 logits [n, vocab_size]."""
+        ...
+
+    def likeliest(self, hidden: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """:meth:`KernelBackend.argmax` of :meth:`compute_logits`, for when nobody needs the logits themselves."""
         ...

@@ -7,6 +7,7 @@ All of it is in :class:`ModelConfig`, so there is one class.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from ksana.kernels.base import KernelBackend, torch_dtype
@@ -77,6 +78,7 @@ class LlamaModel:
         if missing:
             return missing
         self._parameters.release()
+        self._norm = self._backend.pack_norm(self._norm)
         for layer in self._layers:
             self._backend.pack_layer(layer)
         if self._head is self._embedding:
@@ -102,6 +104,9 @@ class LlamaModel:
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._backend.logits(hidden, self._head, self.config.logits_soft_cap)
+
+    def likeliest(self, hidden: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        return self._backend.likeliest(hidden, self._head, self.config.logits_soft_cap)
 
     def _convert_layer(self, weight: Weight) -> Weight:
         return self._converted(weight, _LAYER_BITS)

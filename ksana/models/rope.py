@@ -137,7 +137,7 @@ class RotaryTables:
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin) of int64 positions [T], each [T, 1, head_size], as StepContext describes them."""
-        longest = int(positions.max()) + 1
+        longest = int(positions.numpy(force=True).max()) + 1  # numpy finds it in a fraction of torch's time
         if longest > len(self._cos):
             self._cos, self._sin = self._compute(2 * longest)
         device = positions.device

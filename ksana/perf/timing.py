@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator
 from typing import Any
 
+import numpy as np
 import torch
 
 from ksana.kernels.base import KernelBackend
@@ -39,6 +40,12 @@ class TimedModel:
         logits = self._model.compute_logits(hidden)
         self.logits_ended = time.perf_counter()
         return logits
+
+    def likeliest(self, hidden: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """See :class:`ksana.models.base.Model`."""
+        found = self._model.likeliest(hidden)
+        self.logits_ended = time.perf_counter()
+        return found
 
 
 class TimingPlugin:

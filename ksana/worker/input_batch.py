@@ -57,9 +57,15 @@ class InputBatch:
         self._min_ps = np.zeros(max_num_seqs, dtype=np.float32)
         self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_candidates = np.zeros(max_num_seqs, dtype=np.int64)
+        self._demanding: set[str] = set()
 
     def __len__(self) -> int:
         return len(self.request_ids)
+
+    @property
+    def all_greedy(self) -> bool:
+        """True if the likeliest token is all that any request asks of its logits."""
+        return not self._demanding
 
     def rows(self, request_ids: list[str]) -> np.ndarray:
         """int64 rows of those requests."""
@@ -85,6 +91,8 @@ class InputBatch:
         self._top_ps[row] = sampling.top_p
         self._min_ps[row] = sampling.min_p
         self.num_logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
+        if not sampling.is_greedy or sampling.logprobs is not None or sampling.num_beams > 1:
+            self._demanding.add(request.request_id)
         # As many as there are beams shall be left if all that would end a text are taken out.
         self.num_candidates[row] = sampling.num_beams + len(request.stop_token_ids) if sampling.num_beams > 1 else 0
 
@@ -94,6 +102,7 @@ class InputBatch:
         if row is None:
             return
         self.embeddings.pop(request_id, None)
+        self._demanding.discard(request_id)
         last = len(self.request_ids) - 1
         if row != last:
             moved = self.request_ids[last]
@@ -153,15 +162,17 @@ class InputBatch:
         drafted: np.ndarray = self.token_ids[row, start : start + count]
         return drafted
 
-    def append_tokens(self, rows: np.ndarray, tokens: list[np.ndarray]) -> None:
+    def append_tokens(self, rows: np.ndarray, tokens: list[list[int]]) -> None:
         """Sampled tokens, at least one for each of ``rows``; all tokens but the last of each have been computed."""
         first = self.num_tokens[rows]
+        counts = [len(own) for own in tokens]
         self.token_ids[rows, first] = [own[0] for own in tokens]
-        for row, start, own in zip(rows, first, tokens, strict=True):
-            if len(own) > 1:
+        if len(tokens) < sum(counts):
+            for row, start, own in zip(rows, first, tokens, strict=True):
                 self.token_ids[row, start : start + len(own)] = own
-        self.num_tokens[rows] = first + [len(own) for own in tokens]
-        self.num_computed[rows] = self.num_tokens[rows] - 1
+        known = first + counts
+        self.num_tokens[rows] = known
+        self.num_computed[rows] = known - 1
 
     def sampling_rows(self, rows: np.ndarray, offsets: np.ndarray) -> SamplingRows:
         """Parameters for drawing, for each of ``rows``, the token ``offsets`` places behind its next one."""

@@ -112,9 +112,16 @@ class ModelRunner:
             self._captures.read(captures, hidden, output_rows, output)
             hidden = hidden[torch.from_numpy(np.searchsorted(output_rows, sampled_rows)).to(hidden.device)]
         if len(complete):
-            logits = self._model.compute_logits(self._model.final_norm(hidden))
-            self._sampler.sample(logits, rows[complete], num_drafts[complete], output)
+            self._sample(self._model.final_norm(hidden), rows[complete], num_drafts[complete], output)
         return output
+
+    def _sample(
+        self, normed: torch.Tensor, rows: np.ndarray, num_drafts: np.ndarray, output: ModelRunnerOutput
+    ) -> None:
+        if self._sampler.needs_logits:
+            self._sampler.sample(self._model.compute_logits(normed), rows, num_drafts, output)
+        else:
+            self._sampler.take(*self._model.likeliest(normed), rows, num_drafts, output)
 
     def _await_loads(self, connector: WorkerConnector, context: StepContext) -> None:
         """What the step loads synchronously must be there before it is read: now, or layer by layer."""
@@ -197,6 +204,8 @@ class ModelRunner:
 
 def _last_rows(ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The last ``counts[i]`` rows before each ``ends[i]``, int64, ascending like ``ends``."""
-    starts = ends - counts
+    starts: np.ndarray = ends - counts
+    if counts.sum() == len(counts):
+        return starts
     rows: np.ndarray = np.arange(counts.sum()) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
     return rows

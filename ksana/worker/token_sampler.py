@@ -37,7 +37,8 @@ class SampledRows:
     @classmethod
     def of(cls, rows: np.ndarray, num_drafts: np.ndarray) -> SampledRows:
         """Lay out the rows of requests one after the other."""
-        return cls(rows, num_drafts, np.cumsum(num_drafts + 1) - num_drafts - 1)
+        lengths = num_drafts + 1
+        return cls(rows, num_drafts, np.cumsum(lengths) - lengths)
 
     def take(self, requests: np.ndarray) -> SampledRows:
         """Some of the requests; their logits stay where they are."""
@@ -65,6 +66,29 @@ class TokenSampler:
         self._batch = batch
         self._processors = processors
 
+    @property
+    def needs_logits(self) -> bool:
+        """Whether any request asks more of its logits than :meth:`take` gets."""
+        return bool(self._processors) or not self._batch.all_greedy
+
+    def take(
+        self,
+        likeliest: np.ndarray,
+        finite: np.ndarray,
+        rows: np.ndarray,
+        num_drafts: np.ndarray,
+        output: ModelRunnerOutput,
+    ) -> None:
+        """What :meth:`sample` does, for requests that are all greedy and ask for nothing else.
+
+        Args:
+            likeliest, finite: what :meth:`KernelBackend.argmax` would find in the logits.
+            rows, num_drafts, output: as for :meth:`sample`.
+        """
+        sampled, kept = self._sound(finite, rows, num_drafts, output)
+        if len(sampled.rows):
+            self._append(sampled, self._accept(likeliest if kept is None else likeliest[kept], sampled), output)
+
     def sample(self, logits: torch.Tensor, rows: np.ndarray, num_drafts: np.ndarray, output: ModelRunnerOutput) -> None:
         """Draw, append, and report. Of beams nothing is drawn: what may follow them is reported.
 
@@ -76,13 +100,9 @@ class TokenSampler:
                 of their tokens is banned.
         """
         likeliest, finite = self._backend.argmax(logits)
-        sampled = SampledRows.of(rows, num_drafts)
-        if not finite.all():  # NaN or infinity anywhere would poison a softmax
-            healthy = np.logical_and.reduceat(finite, sampled.starts)
-            output.broken_request_ids = [self._batch.request_ids[row] for row in rows[~healthy]]
-            kept = healthy[sampled.members()]
+        sampled, kept = self._sound(finite, rows, num_drafts, output)
+        if kept is not None:
             logits, likeliest = logits[torch.from_numpy(kept)], likeliest[kept]
-            sampled = SampledRows.of(rows[healthy], num_drafts[healthy])
         beams = self._batch.num_candidates[sampled.rows] > 0
         if beams.any():
             self._rank(logits, sampled.take(np.flatnonzero(beams)), output)
@@ -97,6 +117,17 @@ class TokenSampler:
         if len(sampled.rows):
             self._report(logits, sampled, tokens, output)
 
+    def _sound(
+        self, finite: np.ndarray, rows: np.ndarray, num_drafts: np.ndarray, output: ModelRunnerOutput
+    ) -> tuple[SampledRows, np.ndarray | None]:
+        """The requests whose logits are finite, and which logits are theirs, bool [n]; None if all are."""
+        sampled = SampledRows.of(rows, num_drafts)
+        if finite.all():
+            return sampled, None
+        healthy = np.logical_and.reduceat(finite, sampled.starts)  # NaN or infinity anywhere would poison a softmax
+        output.broken_request_ids = [self._batch.request_ids[row] for row in rows[~healthy]]
+        return SampledRows.of(rows[healthy], num_drafts[healthy]), healthy[sampled.members()]
+
     def _rank(self, logits: torch.Tensor, beams: SampledRows, output: ModelRunnerOutput) -> None:
         batch, rows = self._batch, beams.rows
         output.candidates = beam_candidates(
@@ -108,13 +139,13 @@ class TokenSampler:
             self._processors,
         )
 
-    def _draw_all(self, logits: torch.Tensor, likeliest: np.ndarray, sampled: SampledRows) -> list[np.ndarray]:
+    def _draw_all(self, logits: torch.Tensor, likeliest: np.ndarray, sampled: SampledRows) -> list[list[int]]:
         """The tokens of each request: accepted drafts and one more, or none if all are banned."""
         ids = self._batch.request_ids
         if not self._processors:
             return self._draw_plain(logits, likeliest, sampled)
         processed = np.fromiter((ids[row] in self._processors for row in sampled.rows), bool, len(sampled.rows))
-        tokens = [np.empty(0, dtype=np.int64)] * len(processed)
+        tokens: list[list[int]] = [[]] * len(processed)
         plain = np.flatnonzero(~processed)
         for member, own in zip(plain.tolist(), self._draw_plain(logits, likeliest, sampled.take(plain)), strict=True):
             tokens[member] = own
@@ -122,19 +153,26 @@ class TokenSampler:
             tokens[member] = own
         return tokens
 
-    def _draw_plain(self, logits: torch.Tensor, likeliest: np.ndarray, sampled: SampledRows) -> list[np.ndarray]:
+    def _draw_plain(self, logits: torch.Tensor, likeliest: np.ndarray, sampled: SampledRows) -> list[list[int]]:
         """All places at once: nothing that is drawn in one changes the logits of another."""
         members, firsts = sampled.members(), SampledRows.of(sampled.rows, sampled.num_drafts).starts
         offsets = np.arange(len(members)) - firsts[members]
         params = self._batch.sampling_rows(sampled.rows[members], offsets)
         drawn = sample(self._backend, logits, likeliest, params, sampled.starts[members] + offsets)
-        tokens = []
-        for row, start, count in zip(sampled.rows, firsts, sampled.num_drafts, strict=True):
+        return self._accept(drawn, sampled)
+
+    def _accept(self, drawn: np.ndarray, sampled: SampledRows) -> list[list[int]]:
+        """Each request's accepted drafts and one token more, of what was drawn for all its rows, in succession."""
+        if len(drawn) == len(sampled.rows):
+            return [[token] for token in drawn.tolist()]
+        tokens, start = [], 0
+        for row, count in zip(sampled.rows.tolist(), sampled.num_drafts.tolist(), strict=True):
             accepted = _num_equal(drawn[start : start + count], self._batch.drafts(row, count)) if count else 0
-            tokens.append(drawn[start : start + accepted + 1])
+            tokens.append(drawn[start : start + accepted + 1].tolist())
+            start += count + 1
         return tokens
 
-    def _draw_processed(self, logits: torch.Tensor, sampled: SampledRows, members: np.ndarray) -> dict[int, np.ndarray]:
+    def _draw_processed(self, logits: torch.Tensor, sampled: SampledRows, members: np.ndarray) -> dict[int, list[int]]:
         """Place after place, since what is drawn in one may change the logits of the next.
 
         A request that comes to a place with nothing left to draw has no tokens at all.
@@ -161,7 +199,7 @@ class TokenSampler:
                     going_on.append(member)
             members = np.array(going_on, dtype=np.int64)
             offset += 1
-        return {member: np.array(tokens, dtype=np.int64) for member, tokens in drawn.items()}
+        return drawn
 
     def _draw_changed(self, logits: torch.Tensor, rows: np.ndarray, offset: int) -> np.ndarray:
         """int64, for each row a token or ``_NO_TOKEN``, from what the processors have left."""
@@ -174,31 +212,35 @@ class TokenSampler:
         return tokens
 
     def _report(
-        self, logits: torch.Tensor, sampled: SampledRows, tokens: list[np.ndarray], output: ModelRunnerOutput
+        self, logits: torch.Tensor, sampled: SampledRows, tokens: list[list[int]], output: ModelRunnerOutput
     ) -> None:
-        ids, batch = self._batch.request_ids, self._batch
-        counts = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
-        wanted = np.flatnonzero(batch.num_logprobs[sampled.rows] >= 0)
+        ids = self._batch.request_ids
+        wanted = np.flatnonzero(self._batch.num_logprobs[sampled.rows] >= 0)
         if len(wanted):
+            counts = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
             found = self._logprobs(logits, sampled, tokens, counts, wanted)
             ends = np.cumsum(counts[wanted]).tolist()
             for member, start, end in zip(wanted, [0, *ends], ends, strict=False):
                 output.logprobs[ids[sampled.rows[member]]] = found[start:end]
-        batch.append_tokens(sampled.rows, tokens)
-        output.sampled_token_ids = {ids[row]: own.tolist() for row, own in zip(sampled.rows, tokens, strict=True)}
+        self._append(sampled, tokens, output)
+
+    def _append(self, sampled: SampledRows, tokens: list[list[int]], output: ModelRunnerOutput) -> None:
+        ids = self._batch.request_ids
+        self._batch.append_tokens(sampled.rows, tokens)
+        output.sampled_token_ids = {ids[row]: own for row, own in zip(sampled.rows.tolist(), tokens, strict=True)}
 
     def _logprobs(
         self,
         logits: torch.Tensor,
         sampled: SampledRows,
-        tokens: list[np.ndarray],
+        tokens: list[list[int]],
         counts: np.ndarray,
         wanted: np.ndarray,
     ) -> list[TokenLogprobs]:
         places = np.concatenate([np.arange(sampled.starts[i], sampled.starts[i] + counts[i]) for i in wanted])
         asked = np.repeat(self._batch.num_logprobs[sampled.rows[wanted]], counts[wanted])
         return token_logprobs(
-            self._backend, take_rows(logits, places), np.concatenate([tokens[i] for i in wanted]), asked
+            self._backend, take_rows(logits, places), np.array([token for i in wanted for token in tokens[i]]), asked
         )
 
 

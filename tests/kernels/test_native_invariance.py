@@ -154,6 +154,7 @@ def results_of(native: NativeCPUBackend, dtype: torch.dtype, seed: int = 0) -> l
     of_many_rows = native.logits(random(seed + 2, 500, 50, dtype=dtype), packed)
     temperatures, nothing = np.ones(37, dtype=np.float32), np.zeros(37, dtype=np.float32)
     sampled = [
+        *native.likeliest(random(seed + 1, 37, 50, dtype=dtype), packed),
         *native.argmax(logits),
         *native.top_k(logits, 5),
         native.exp_sums(logits, temperatures),

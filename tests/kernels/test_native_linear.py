@@ -31,6 +31,8 @@ def check(backend: NativeCPUBackend, x: torch.Tensor, weight: torch.Tensor, bias
     logits = backend.logits(x, packed)
     assert logits.dtype is torch.float32
     assert ((logits.double() - expected).abs() <= error).all()
+    for found, of_logits in zip(backend.likeliest(x, packed), backend.argmax(logits), strict=True):
+        assert found.tolist() == of_logits.tolist()
     rounded = backend.linear(x, packed)
     assert rounded.dtype is x.dtype
     assert ((rounded.double() - expected).abs() <= error + torch.finfo(x.dtype).eps * expected.abs()).all()

@@ -64,6 +64,55 @@ def test_argmax_of_the_largest_numbers_is_finite(native: NativeCPUBackend) -> No
     assert (tokens.tolist(), finite.tolist()) == ([40], [True])
 
 
+@given(
+    rows=st.sampled_from([1, 5, 40, 130]),  # columns, or rows, divided among threads
+    size=st.integers(1, 130),
+    levels=st.sampled_from([1, 2, 5]),
+    offset=st.sampled_from([-100.0, 0.0]),  # less than what panels are filled up with
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 2**16),
+)
+def test_likeliest_is_the_argmax_of_the_logits(
+    native: NativeCPUBackend, rows: int, size: int, levels: int, offset: float, dtype: torch.dtype, seed: int
+) -> None:
+    """Small integers: many are equal, in one panel or several."""
+    generator = torch.Generator().manual_seed(seed)
+    weight, x = (torch.randint(-levels, levels + 1, (n, 8), generator=generator).to(dtype) for n in (size, rows))
+    head = native.pack_linear(weight, torch.full((size,), offset, dtype=dtype))
+    logits = x.float() @ weight.float().T + offset
+    tokens, finite = native.likeliest(x, head)
+    assert tokens.tolist() == logits.numpy().argmax(axis=1).tolist()
+    assert finite.all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("column", [0, 31, 32, 69])
+@pytest.mark.parametrize("rows", [1, 3, 130])
+def test_likeliest_sees_what_is_not_finite_anywhere(
+    native: NativeCPUBackend, rows: int, column: int, value: float
+) -> None:
+    weight, x = logits_of(0, 70, 8), logits_of(1, rows, 8)
+    weight[column, 3] = value
+    x[-1, 3] = 1.0
+    tokens, finite = native.likeliest(x, native.pack_linear(weight))
+    logits = native.logits(x, native.pack_linear(weight))
+    expected, all_finite = native.argmax(logits)
+    assert not finite[-1]
+    assert finite.tolist() == all_finite.tolist() == logits.isfinite().all(dim=1).tolist()
+    assert tokens[finite].tolist() == expected[finite].tolist()
+    assert ((tokens >= 0) & (tokens < 70)).all()
+
+
+def test_likeliest_of_a_soft_cap(native: NativeCPUBackend) -> None:
+    """A cap makes equals of the largest, of which the first is taken then, whoever asks."""
+    weight = torch.tensor([[1.0, 0.0], [1000.0, 0.0], [2000.0, 0.0]])
+    head = native.pack_linear(weight)
+    assert native.likeliest(torch.ones(1, 2), head)[0] == 2
+    assert (
+        native.likeliest(torch.ones(1, 2), head, 5.0)[0] == native.argmax(native.logits(torch.ones(1, 2), head, 5.0))[0]
+    )
+
+
 # -- top k -----------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from ksana.kernels.base import KernelBackend
 from ksana.kernels.batch import ModelInputs, StepContext
 from ksana.kernels.cpu.backend import CPUBackend
 from ksana.kv import KVCacheManager
@@ -52,6 +53,13 @@ class RecordingModel:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         self.logits = self._model.compute_logits(hidden)
         return self.logits
+
+    def likeliest(self, hidden: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        found = self._model.likeliest(hidden)
+        likeliest, finite = KernelBackend().argmax(self.compute_logits(hidden))
+        assert found[0].tolist() == likeliest.tolist()
+        assert found[1].tolist() == finite.tolist()
+        return found
 
 
 class Engine:

@@ -12,7 +12,7 @@ from ksana.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 """What ``ksana_cpu_abi()`` of the library must return. Raised, here and in ``csrc``, whenever an entry point or a
 structure changes, so that a library of other sources is refused rather than called with the wrong arguments."""
 

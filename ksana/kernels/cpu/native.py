@@ -75,6 +75,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "pack_codes": (None, [c_int32, _LINEAR, c_void_p, c_void_p, c_void_p, c_void_p]),
     "embed": (None, [c_int32, _LINEAR, c_void_p, c_int64, c_void_p]),
     "linear": (None, [c_int32, c_void_p, c_int64, _LINEAR, c_void_p]),
+    "likeliest": (None, [c_int32, c_void_p, c_int64, _LINEAR, c_void_p, c_void_p]),
     "soft_cap": (None, [c_void_p, c_int64, c_float]),
     "rms_norm": (None, [c_int32, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
     "write_kv": (None, [c_int32, _LAYER, _STEP, c_void_p, c_void_p]),

@@ -79,6 +79,9 @@ class NativeCPUBackend(CPUBackend):
         assert isinstance(head.weight, torch.Tensor), "a quantised head is no embedding"
         return self._packed(head) if head.weight.dtype in DTYPES else super().pack_tied_head(head)
 
+    def pack_norm(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.float() if weight.dtype in DTYPES else weight
+
     def pack_layer(self, layer: DecoderLayerWeights) -> None:
         gate_up = layer.mlp.gate_up
         if gate_up.weight is None or gate_up.weight.dtype not in DTYPES:
@@ -178,6 +181,21 @@ class NativeCPUBackend(CPUBackend):
         rows, vocab_size = logits.shape
         tokens, finite = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.bool_)
         self._kernels.argmax(logits.data_ptr(), rows, vocab_size, tokens.ctypes.data, finite.ctypes.data)
+        return tokens, finite
+
+    def likeliest(self, x: torch.Tensor, head: Linear, soft_cap: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+        if not isinstance(head.packed, PackedLinear) or soft_cap:  # which may make equals of two
+            return super().likeliest(x, head, soft_cap)
+        x, rows = x.contiguous(), len(x)
+        tokens, finite = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.bool_)
+        self._kernels.likeliest(
+            DTYPES[x.dtype],
+            x.data_ptr(),
+            rows,
+            ctypes.byref(head.packed.struct),
+            tokens.ctypes.data,
+            finite.ctypes.data,
+        )
         return tokens, finite
 
     def top_k(self, logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -280,7 +298,7 @@ class NativeCPUBackend(CPUBackend):
             -1 if rows is None else len(rows),
             hidden.data_ptr(),
         )
-        return hidden if rows is None else hidden[: len(rows)]
+        return hidden if rows is None or len(rows) == len(hidden) else hidden[: len(rows)]
 
     def decoder_layer(self, hidden: torch.Tensor, layer: DecoderLayerWeights, context: StepContext) -> torch.Tensor:
         return (
@@ -385,8 +403,11 @@ def _attention_numbers(weights: AttentionWeights) -> dict[str, float]:
 
 
 def _has_kernels(weight: Weight) -> bool:
-    """Pairs of inner elements are multiplied at once: an odd number of them is only handled in plain weights. Integers
-    of 8 bits are kept as signs and magnitudes, among which -128 is not: no usual rounding makes it."""
+    """Whether it can be multiplied as it is.
+
+    Pairs of inner elements are multiplied at once: an odd number of them is only handled in plain weights. Integers of
+    8 bits are kept as signs and magnitudes, among which -128 is not: no usual rounding makes it.
+    """
     if isinstance(weight, torch.Tensor):
         return True
     if weight.shape[1] % 2 != 0 or weight.group_size % _GROUP_SIZE_MULTIPLES[weight.bits] != 0:

@@ -6,7 +6,7 @@
 
 namespace ksana {
 
-constexpr int kAbiVersion = 6;
+constexpr int kAbiVersion = 7;
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat8E4M3 = 2, kFloat8E5M2 = 3 };
 

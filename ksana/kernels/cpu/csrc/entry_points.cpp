@@ -98,6 +98,12 @@ KSANA_EXPORT void ksana_cpu_linear(int32_t type, const void* x, int64_t rows, co
   ksana::kernels().linear(dtype(type), x, rows, *linear, out);
 }
 
+// What ksana_cpu_argmax finds in the product of ksana_cpu_linear.
+KSANA_EXPORT void ksana_cpu_likeliest(int32_t type, const void* x, int64_t rows, const Linear* linear, int64_t* ids,
+                                      uint8_t* finite) {
+  ksana::kernels().likeliest(dtype(type), x, rows, *linear, ids, finite);
+}
+
 // values = cap * tanh(values / cap)
 KSANA_EXPORT void ksana_cpu_soft_cap(float* values, int64_t count, float cap) {
   ksana::kernels().soft_cap(values, count, cap);

@@ -15,6 +15,7 @@ struct Kernels {
   int64_t (*packed_bytes)(DType, const Linear&);
   void (*embed)(DType, const Linear&, const int64_t* rows, int64_t m, void* out);
   void (*linear)(DType, const void* x, int64_t m, const Linear&, float* out);
+  void (*likeliest)(DType, const void* x, int64_t m, const Linear&, int64_t* ids, uint8_t* finite);
   void (*soft_cap)(float* values, int64_t count, float cap);
   void (*rms_norm)(DType, const void* x, const float* weight, int64_t m, int64_t n, float eps, void* out);
   void (*write_kv)(DType, const Layer&, const Step&, const void* kv, void* cache);

@@ -72,13 +72,18 @@ const Kernels level_kernels = {
     [](DType type, const Linear& linear, const int64_t* rows, int64_t m, void* out) {
       with_type(type, [&](auto t) {
         using T = decltype(t);
-        for (int64_t i = 0; i < m; ++i) unpack_row(linear, rows[i], static_cast<T*>(out) + i * linear.in_features);
+        each_short_row(m, [&](int64_t i) { unpack_row(linear, rows[i], static_cast<T*>(out) + i * linear.in_features); });
       });
     },
     [](DType type, const void* x, int64_t m, const Linear& linear, float* out) {
       Stopwatch watch;
       with_type(type,
                 [&](auto t) { linear_into(static_cast<const decltype(t)*>(x), linear.in_features, m, linear, out); });
+      watch.lap(Operator::kLinear);
+    },
+    [](DType type, const void* x, int64_t m, const Linear& linear, int64_t* ids, uint8_t* finite) {
+      Stopwatch watch;
+      with_type(type, [&](auto t) { product_maxima(static_cast<const decltype(t)*>(x), m, linear, ids, finite); });
       watch.lap(Operator::kLinear);
     },
     [](float* values, int64_t count, float cap) {

@@ -394,8 +394,14 @@ inline const float* group_sums(const T* x, int64_t ldx, int64_t m, const Linear&
   return sums;
 }
 
-// x [m, in_features] times the weight; finish(row, panel, values) receives every row of every panel, 32 floats with the
-// bias in them.
+// Into how many parts a product of m rows is cut by its columns.
+inline int64_t num_column_parts(const Linear& linear, int64_t m) {
+  const int64_t threads = ThreadPool::instance().size();
+  return m >= threads * kRowsOfThread ? 1 : min64(num_panels(linear), threads);
+}
+
+// x [m, in_features] times the weight; finish(part, row, panel, values) receives every row of every panel, 32 floats
+// with the bias in them. Calls for the same row and part come one after the other, with ascending panels.
 template <class T, class Finish>
 void product(const T* x, int64_t ldx, int64_t m, const Linear& linear, const Finish& finish) {
   const int64_t panels = num_panels(linear);
@@ -406,11 +412,11 @@ void product(const T* x, int64_t ldx, int64_t m, const Linear& linear, const Fin
   const int64_t threads = ThreadPool::instance().size();
   const bool by_rows = m >= threads * kRowsOfThread;
   const int64_t row_blocks = by_rows ? threads * cdiv(m, threads * kRowBlock) : cdiv(m, kRowBlock);
-  const int64_t chunks = by_rows ? 1 : min64(panels, threads);
-  ThreadPool::instance().run(row_blocks * chunks, [&](int64_t task) {
-    const int64_t block = task % row_blocks, chunk = task / row_blocks;
+  const int64_t parts = num_column_parts(linear, m);
+  ThreadPool::instance().run(row_blocks * parts, [&](int64_t task) {
+    const int64_t block = task % row_blocks, part = task / row_blocks;
     const int64_t first = m * block / row_blocks, rows = m * (block + 1) / row_blocks - first;
-    for (int64_t panel = panels * chunk / chunks; panel < panels * (chunk + 1) / chunks; ++panel) {
+    for (int64_t panel = panels * part / parts; panel < panels * (part + 1) / parts; ++panel) {
       alignas(64) float out[kRowBlock][kPanel];
       tiles_of_panel(x + first * ldx, ldx, rows, panel, linear, sums + first * sums_of_row, out);
       for (int64_t r = 0; r < rows; ++r) {
@@ -419,7 +425,7 @@ void product(const T* x, int64_t ldx, int64_t m, const Linear& linear, const Fin
           values[v] = load(out[r] + v * kLanes);
           if (linear.bias) values[v] += load(linear.bias + panel * kPanel + v * kLanes);
         }
-        finish(first + r, panel, values);
+        finish(part, first + r, panel, values);
       }
     }
   });
@@ -429,9 +435,10 @@ void product(const T* x, int64_t ldx, int64_t m, const Linear& linear, const Fin
 template <class T, class Out>
 void linear_into(const T* x, int64_t ldx, int64_t m, const Linear& linear, Out* out) {
   const int64_t n = linear.out_features;
-  product(x, ldx, m, linear, [&](int64_t row, int64_t panel, const vf* values) {
+  product(x, ldx, m, linear, [&](int64_t, int64_t row, int64_t panel, const vf* values) {
     for (int v = 0; v < kPanelVectors; ++v) {
       const int64_t column = panel * kPanel + v * kLanes;
+      if (v == 0) __builtin_prefetch(out + row * n + column + kPanel, 1);  // for the next panel
       if (column + kLanes <= n)
         store(out + row * n + column, values[v]);
       else
@@ -444,7 +451,7 @@ void linear_into(const T* x, int64_t ldx, int64_t m, const Linear& linear, Out* 
 template <class T>
 void linear_add(const T* x, int64_t ldx, int64_t m, const Linear& linear, T* hidden) {
   const int64_t n = linear.out_features;
-  product(x, ldx, m, linear, [&](int64_t row, int64_t panel, const vf* values) {
+  product(x, ldx, m, linear, [&](int64_t, int64_t row, int64_t panel, const vf* values) {
     for (int v = 0; v < kPanelVectors; ++v) {
       const int64_t column = panel * kPanel + v * kLanes;
       T* at = hidden + row * n + column;
@@ -461,7 +468,7 @@ void linear_add(const T* x, int64_t ldx, int64_t m, const Linear& linear, T* hid
 template <class T, class Activate>
 void linear_gated(const T* x, int64_t ldx, int64_t m, const Linear& linear, const Activate& activate, T* out) {
   const int64_t n = linear.out_features / 2;
-  product(x, ldx, m, linear, [&](int64_t row, int64_t panel, const vf* values) {
+  product(x, ldx, m, linear, [&](int64_t, int64_t row, int64_t panel, const vf* values) {
     const vf activated = activate(values[0]) * values[1];
     const int64_t column = panel * kLanes;
     if (column + kLanes <= n)

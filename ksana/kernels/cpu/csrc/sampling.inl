@@ -8,32 +8,64 @@ struct RowMaximum {
   bool finite;  // all of the row
 };
 
-inline RowMaximum row_maximum(const float* row, int64_t n) {
-  alignas(64) float best[kLanes];
-  alignas(64) int32_t where[kLanes];
+// The largest of what was added, lane by lane.
+struct LaneMaxima {
   vf top = splat(-__builtin_inff()), check = {};
-  vi index = {}, at = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes, at += kLanes) {
-    const vf x = load(row + i);
+  vi index = {};
+
+  // x: elements first to first + 15; of an incomplete vector, only the first `count` of them.
+  void add(vf x, int64_t first, int64_t count = kLanes) {
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    check += (count < kLanes ? (lane < static_cast<int32_t>(count) ? x : vf{}) : x) * 0.0f;  // not finite: NaN from now on
+    if (count < kLanes) x = lane < static_cast<int32_t>(count) ? x : splat(-__builtin_inff());
     const vi greater = x > top;
     top = greater ? x : top;
-    index = greater ? at : index;
-    check += x * 0.0f;  // NaN from then on if x is not finite
+    index = greater ? lane + static_cast<int32_t>(first) : index;
   }
-  store(best, top);
-  __builtin_memcpy(where, &index, sizeof where);
+
+  // The same for all that was added here and to `result`.
+  void merge_into(RowMaximum& result) const {
+    for (int lane = 0; lane < kLanes; ++lane)
+      if (top[lane] > result.value || (top[lane] == result.value && index[lane] < result.index))
+        result = {index[lane], top[lane], result.finite};
+    result.finite = result.finite && sum(check) == 0.0f;
+  }
+};
+
+inline RowMaximum row_maximum(const float* row, int64_t n) {
+  LaneMaxima maxima;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) maxima.add(load(row + i), i);
+  if (i < n) {
+    alignas(64) float rest[kLanes] = {};
+    for (int64_t j = i; j < n; ++j) rest[j - i] = row[j];
+    maxima.add(load(rest), i, n - i);
+  }
   RowMaximum result{0, -__builtin_inff(), true};
-  for (int lane = 0; lane < (n < kLanes ? 0 : kLanes); ++lane)
-    if (best[lane] > result.value || (best[lane] == result.value && where[lane] < result.index))
-      result = {where[lane], best[lane], true};
-  float rest = sum(check);
-  for (; i < n; ++i) {
-    if (row[i] > result.value) result = {i, row[i], true};
-    rest += row[i] * 0.0f;
-  }
-  result.finite = rest == 0.0f;
+  maxima.merge_into(result);
   return result;
+}
+
+// The index of the largest of each row of x @ weight.T + bias, and whether the row is finite, as row_maximum() finds
+// them: the products themselves are not kept.
+template <class T>
+void product_maxima(const T* x, int64_t m, const Linear& linear, int64_t* ids, uint8_t* finite) {
+  const int64_t parts = num_column_parts(linear, m);
+  LaneMaxima* maxima = scratch<LaneMaxima>(Scratch::kMaxima, parts * m);
+  for (int64_t i = 0; i < parts * m; ++i) maxima[i] = LaneMaxima{};
+  product(x, linear.in_features, m, linear, [&](int64_t part, int64_t row, int64_t panel, const vf* values) {
+    for (int v = 0; v < kPanelVectors; ++v) {
+      const int64_t column = panel * kPanel + v * kLanes;
+      const int64_t count = min64(kLanes, linear.out_features - column);
+      if (count > 0) maxima[part * m + row].add(values[v], column, count);
+    }
+  });
+  for (int64_t row = 0; row < m; ++row) {
+    RowMaximum result{0, -__builtin_inff(), true};
+    for (int64_t part = 0; part < parts; ++part) maxima[part * m + row].merge_into(result);
+    ids[row] = result.index;
+    finite[row] = result.finite;
+  }
 }
 
 // exp((x - top) / temperature), 0 where that is below `least`. Elements i to i + 15, and 0 behind the end.

@@ -5,7 +5,7 @@
 
 namespace ksana {
 
-enum class Scratch { kNormed, kWide, kRowSums, kUnpacked, kAttention, kTasks, kCount };
+enum class Scratch { kNormed, kWide, kRowSums, kUnpacked, kAttention, kTasks, kMaxima, kCount };
 
 // At least `bytes` bytes for the calling thread, aligned to a cache line; the contents are undefined. What an earlier
 // call for the same purpose returned is no longer valid.
