@@ -72,7 +72,8 @@ const Kernels level_kernels = {
     [](DType type, const Linear& linear, const int64_t* rows, int64_t m, void* out) {
       with_type(type, [&](auto t) {
         using T = decltype(t);
-        each_short_row(m, [&](int64_t i) { unpack_row(linear, rows[i], static_cast<T*>(out) + i * linear.in_features); });
+        const int64_t n = linear.in_features;
+        each_short_row(m, [&](int64_t i) { unpack_row(linear, rows[i], static_cast<T*>(out) + i * n); });
       });
     },
     [](DType type, const void* x, int64_t m, const Linear& linear, float* out) {

@@ -16,7 +16,8 @@ struct LaneMaxima {
   // x: elements first to first + 15; of an incomplete vector, only the first `count` of them.
   void add(vf x, int64_t first, int64_t count = kLanes) {
     const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    check += (count < kLanes ? (lane < static_cast<int32_t>(count) ? x : vf{}) : x) * 0.0f;  // not finite: NaN from now on
+    if (count < kLanes) x = lane < static_cast<int32_t>(count) ? x : vf{};
+    check += x * 0.0f;  // NaN from now on if x is not finite
     if (count < kLanes) x = lane < static_cast<int32_t>(count) ? x : splat(-__builtin_inff());
     const vi greater = x > top;
     top = greater ? x : top;
