@@ -394,25 +394,23 @@ inline const float* group_sums(const T* x, int64_t ldx, int64_t m, const Linear&
   return sums;
 }
 
-// Into how many parts a product of m rows is cut by its columns.
+// Into how many parts a product of m rows is best cut by its columns. Of many rows, a thread takes some with all
+// panels: what it reads was mostly written by itself. Of few, it takes all with some panels, which it reads as one long
+// stream: memory is fastest so.
 inline int64_t num_column_parts(const Linear& linear, int64_t m) {
   const int64_t threads = ThreadPool::instance().size();
   return m >= threads * kRowsOfThread ? 1 : min64(num_panels(linear), threads);
 }
 
-// x [m, in_features] times the weight; finish(part, row, panel, values) receives every row of every panel, 32 floats
-// with the bias in them. Calls for the same row and part come one after the other, with ascending panels.
+// x [m, in_features] times the weight, its columns in `parts`; finish(part, row, panel, values) receives every row of
+// every panel, 32 floats with the bias in them. Calls for the same row and part come one after the other.
 template <class T, class Finish>
-void product(const T* x, int64_t ldx, int64_t m, const Linear& linear, const Finish& finish) {
+void product(const T* x, int64_t ldx, int64_t m, const Linear& linear, int64_t parts, const Finish& finish) {
   const int64_t panels = num_panels(linear);
   const float* sums = group_sums(x, ldx, m, linear);
   const int64_t sums_of_row = sums == nullptr ? 0 : cdiv(linear.in_features, linear.group_size);
-  // Of many rows, a thread takes some with all panels: what it reads was mostly written by itself. Of few, it takes all
-  // with some panels, which it reads as one long stream: memory is fastest so.
-  const int64_t threads = ThreadPool::instance().size();
-  const bool by_rows = m >= threads * kRowsOfThread;
-  const int64_t row_blocks = by_rows ? threads * cdiv(m, threads * kRowBlock) : cdiv(m, kRowBlock);
-  const int64_t parts = num_column_parts(linear, m);
+  const int64_t threads = parts == 1 ? ThreadPool::instance().size() : 1;
+  const int64_t row_blocks = min64(m, threads * cdiv(m, threads * kRowBlock));
   ThreadPool::instance().run(row_blocks * parts, [&](int64_t task) {
     const int64_t block = task % row_blocks, part = task / row_blocks;
     const int64_t first = m * block / row_blocks, rows = m * (block + 1) / row_blocks - first;
@@ -435,7 +433,7 @@ void product(const T* x, int64_t ldx, int64_t m, const Linear& linear, const Fin
 template <class T, class Out>
 void linear_into(const T* x, int64_t ldx, int64_t m, const Linear& linear, Out* out) {
   const int64_t n = linear.out_features;
-  product(x, ldx, m, linear, [&](int64_t, int64_t row, int64_t panel, const vf* values) {
+  product(x, ldx, m, linear, num_column_parts(linear, m), [&](int64_t, int64_t row, int64_t panel, const vf* values) {
     for (int v = 0; v < kPanelVectors; ++v) {
       const int64_t column = panel * kPanel + v * kLanes;
       if (v == 0) __builtin_prefetch(out + row * n + column + kPanel, 1);  // for the next panel
@@ -451,7 +449,7 @@ void linear_into(const T* x, int64_t ldx, int64_t m, const Linear& linear, Out* 
 template <class T>
 void linear_add(const T* x, int64_t ldx, int64_t m, const Linear& linear, T* hidden) {
   const int64_t n = linear.out_features;
-  product(x, ldx, m, linear, [&](int64_t, int64_t row, int64_t panel, const vf* values) {
+  product(x, ldx, m, linear, num_column_parts(linear, m), [&](int64_t, int64_t row, int64_t panel, const vf* values) {
     for (int v = 0; v < kPanelVectors; ++v) {
       const int64_t column = panel * kPanel + v * kLanes;
       T* at = hidden + row * n + column;
@@ -468,7 +466,7 @@ void linear_add(const T* x, int64_t ldx, int64_t m, const Linear& linear, T* hid
 template <class T, class Activate>
 void linear_gated(const T* x, int64_t ldx, int64_t m, const Linear& linear, const Activate& activate, T* out) {
   const int64_t n = linear.out_features / 2;
-  product(x, ldx, m, linear, [&](int64_t, int64_t row, int64_t panel, const vf* values) {
+  product(x, ldx, m, linear, num_column_parts(linear, m), [&](int64_t, int64_t row, int64_t panel, const vf* values) {
     const vf activated = activate(values[0]) * values[1];
     const int64_t column = panel * kLanes;
     if (column + kLanes <= n)

@@ -54,7 +54,7 @@ void product_maxima(const T* x, int64_t m, const Linear& linear, int64_t* ids, u
   const int64_t parts = num_column_parts(linear, m);
   LaneMaxima* maxima = scratch<LaneMaxima>(Scratch::kMaxima, parts * m);
   for (int64_t i = 0; i < parts * m; ++i) maxima[i] = LaneMaxima{};
-  product(x, linear.in_features, m, linear, [&](int64_t part, int64_t row, int64_t panel, const vf* values) {
+  product(x, linear.in_features, m, linear, parts, [&](int64_t part, int64_t row, int64_t panel, const vf* values) {
     for (int v = 0; v < kPanelVectors; ++v) {
       const int64_t column = panel * kPanel + v * kLanes;
       const int64_t count = min64(kLanes, linear.out_features - column);
