@@ -166,8 +166,9 @@ class InputBatch:
         """Sampled tokens, at least one for each of ``rows``; all tokens but the last of each have been computed."""
         first = self.num_tokens[rows]
         counts = [len(own) for own in tokens]
-        self.token_ids[rows, first] = [own[0] for own in tokens]
-        if len(tokens) < sum(counts):
+        if len(tokens) == sum(counts):
+            self.token_ids[rows, first] = [own[0] for own in tokens]
+        else:
             for row, start, own in zip(rows, first, tokens, strict=True):
                 self.token_ids[row, start : start + len(own)] = own
         known = first + counts

@@ -1,4 +1,4 @@
-// The kernels for processors with AVX-512 and its products of bfloat16.
+// The kernels for processors with AVX-512, its products of bfloat16 and its tables of bytes (VBMI).
 #include "level_includes.h"
 
 #ifdef KSANA_X86_LEVELS

@@ -37,11 +37,7 @@ inline RowMaximum row_maximum(const float* row, int64_t n) {
   LaneMaxima maxima;
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) maxima.add(load(row + i), i);
-  if (i < n) {
-    alignas(64) float rest[kLanes] = {};
-    for (int64_t j = i; j < n; ++j) rest[j - i] = row[j];
-    maxima.add(load(rest), i, n - i);
-  }
+  if (i < n) maxima.add(load_some(row + i, n - i, 0), i, n - i);
   RowMaximum result{0, -__builtin_inff(), true};
   maxima.merge_into(result);
   return result;
@@ -71,14 +67,7 @@ void product_maxima(const T* x, int64_t m, const Linear& linear, int64_t* ids, u
 
 // exp((x - top) / temperature), 0 where that is below `least`. Elements i to i + 15, and 0 behind the end.
 inline vf row_weights(const float* row, int64_t i, int64_t n, float top, float factor, float least) {
-  vf x;
-  if (i + kLanes <= n) {
-    x = load(row + i);
-  } else {
-    alignas(64) float rest[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) rest[lane] = i + lane < n ? row[i + lane] : -__builtin_inff();
-    x = load(rest);
-  }
+  const vf x = i + kLanes <= n ? load(row + i) : load_some(row + i, n - i, -__builtin_inff());
   const vf weights = exp2((x - top) * factor);
   return weights < least ? vf{} : weights;
 }

@@ -58,6 +58,11 @@ inline void store(bf16* p, vf x) {
   *reinterpret_cast<half_unaligned*>(p) = (half_unaligned) __builtin_convertvector(result, half);
 #endif
 }
+inline vf load_some(const float* p, int64_t count, float filler) {
+  alignas(64) float values[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) values[lane] = lane < count ? p[lane] : filler;
+  return load(values);
+}
 template <class T>
 inline void store_some(T* p, vf x, int count) {
   for (int i = 0; i < count; ++i) p[i] = from_float<T>(x[i]);
