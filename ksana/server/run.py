@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import uvloop
 from aiohttp import web
 
 from ksana.server.app import create_app, create_runner
@@ -65,7 +66,7 @@ def serve(config: KsanaConfig, plugin_manager: KsanaPluginManager) -> int:
         plugin_manager.configure(config)
         server = _Server(config, plugin_manager, bound)
         atexit.register(server.leave_threads_behind)  # now, to be the last of all handlers
-        return asyncio.run(server.run())
+        return uvloop.run(server.run())
 
 
 class _Server:

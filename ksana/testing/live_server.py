@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import uvloop
 from aiohttp import web
 
 from ksana.plugin.manager import KsanaPluginManager
@@ -32,7 +33,7 @@ def live_server(
     for plugin in plugins:
         manager.register(plugin)
     app = create_app(engine, config or KsanaConfig(), manager, lifecycle)
-    loop = asyncio.new_event_loop()
+    loop = uvloop.new_event_loop()  # as ksana-serve has
     thread = threading.Thread(target=loop.run_forever, name="live-server", daemon=True)
     thread.start()
     runner, port = asyncio.run_coroutine_threadsafe(_start(app), loop).result()

@@ -72,7 +72,9 @@ class ModelOptions(ConfigPart):
 class SchedulerConfig(ConfigPart):
     """Limits of a step and of the queue."""
 
-    max_num_batched_tokens: int = Field(2048, ge=1, description="token budget of one step")
+    max_num_batched_tokens: int = Field(
+        2176, ge=1, description="token budget of one step; 2,048 of prompts beside 128 requests that decode"
+    )
     max_mixed_prefill_tokens: int = Field(
         128,
         ge=0,

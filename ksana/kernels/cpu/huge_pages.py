@@ -1,4 +1,4 @@
-"""Memory for weights: in large pages where the system has them, so that reading it misses no address translation."""
+"""Memory for weights and the KV cache, in large pages where the system has them: they need few address translations."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import mmap
 import numpy as np
 import torch
 
-_PAGE_BYTES = 2 * 2**20
-_CHUNK_BYTES = 16 * _PAGE_BYTES
+PAGE_BYTES = 2 * 2**20
+_CHUNK_BYTES = 16 * PAGE_BYTES
 _ALIGNMENT = 64
 
 
@@ -33,11 +33,11 @@ class HugePageArena:
 
 def _map(num_bytes: int) -> np.ndarray:
     # Large pages lie at multiples of their size, mappings need not.
-    size = -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES + _PAGE_BYTES
+    size = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES
     mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has no large pages
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without large pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(mapping, dtype=np.uint8)
-    offset = -memory.ctypes.data % _PAGE_BYTES
-    return memory[offset : offset + -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES]
+    offset = -memory.ctypes.data % PAGE_BYTES
+    return memory[offset : offset + -(-num_bytes // PAGE_BYTES) * PAGE_BYTES]

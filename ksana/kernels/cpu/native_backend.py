@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ksana.kernels.batch import AttentionBatch, StepContext
+from ksana.kernels.batch import AttentionBatch, KVCache, StepContext
 from ksana.kernels.cpu.attention import CPUAttentionMetadata
 from ksana.kernels.cpu.backend import CPUBackend
 from ksana.kernels.cpu.huge_pages import HugePageArena
@@ -28,9 +29,11 @@ from ksana.kernels.cpu.native import (
     NativeKernels,
     StepStruct,
 )
+from ksana.kernels.cpu.pages_ahead import PagesAhead
 from ksana.kernels.quantization import QuantizedWeight, Weight
 from ksana.kernels.weights import AttentionWeights, DecoderLayerWeights, Linear
 from ksana.types.config import KernelConfig
+from ksana.types.kv import KVCacheConfig
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +63,23 @@ class NativeCPUBackend(CPUBackend):
         if self.threads < wanted:
             logger.warning("CPU backend: the system gives this process no more than %d threads", self.threads)
         self._arena = HugePageArena()
+        self._pages: PagesAhead | None = None  # of the cache
         self._operators_before = kernels.operators()
         logger.info("CPU backend: native kernels, %s", kernels.level_name().decode())
 
     def operator_seconds(self) -> dict[str, float]:
         before = self._operators_before
         return {name: seconds - before[name] for name, seconds in self._kernels.operators().items()}
+
+    # -- memory ------------------------------------------------------------------------------------------------
+
+    def allocate_kv_cache(self, config: KVCacheConfig) -> KVCache:
+        cache = super().allocate_kv_cache(config)
+        self._pages = PagesAhead(list(cache.tensors.values()))
+        return cache
+
+    def allocate_zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return self._arena.allocate(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
     # -- weights -----------------------------------------------------------------------------------------------
 
@@ -232,6 +246,8 @@ class NativeCPUBackend(CPUBackend):
     # -- attention ---------------------------------------------------------------------------------------------
 
     def build_attention_metadata(self, batch: AttentionBatch) -> NativeAttentionMetadata:
+        if self._pages is not None:
+            self._pages.reach(int(batch.slot_mapping.max(initial=0)) // batch.block_size)
         return NativeAttentionMetadata(batch)
 
     def write_kv(self, cache: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor, scale: float = 1.0) -> None:
