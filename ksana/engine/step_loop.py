@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ _JOIN_TIMEOUT_S = 60.0
 
 _POLL_INTERVAL_S = 0.002
 """Between two looks at transfers, while there is nothing to compute."""
+
+_BURST_GAP_S = 0.001
+_BURST_S = 0.005
+"""Where several commands come at once after a rest, more are probably on their way: a step begins when none has come
+for the first time, or after the second. Whose prompt is in a step that leaves others out waits for theirs, too."""
 
 
 class StepLoop:
@@ -91,9 +97,11 @@ class StepLoop:
 
     def _work_off_inbox(self, core: EngineCore) -> bool:
         """Returns False when told to stop. Blocks only if there is nothing else to do, for ever or for a moment."""
-        block, timeout = not core.has_work(), None
-        if not block and core.only_transfers:
+        idle = not core.has_work()
+        block, timeout = idle, None
+        if not idle and core.only_transfers:
             block, timeout = True, _POLL_INTERVAL_S
+        num_commands, burst_end = 0, 0.0
         while True:
             try:
                 command = self._inbox.get(block, timeout)
@@ -102,7 +110,10 @@ class StepLoop:
             if command is None:
                 return False
             command(core)
-            block = False
+            num_commands += 1
+            if idle and num_commands == 2:
+                burst_end = time.monotonic() + _BURST_S
+            block, timeout = time.monotonic() < burst_end, _BURST_GAP_S
 
 
 @dataclass(frozen=True, slots=True)

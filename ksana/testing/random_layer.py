@@ -81,14 +81,15 @@ class LayerShape:
 
 
 class LayerRun:
-    """A layer with a cache: tokens of several requests go through it, step by step.
+    """Layers with a cache: tokens of several requests go through them, step by step.
 
     Args:
         backend: that packs the layer.
-        shape: of the layer.
+        shape: of the layers.
         max_tokens: most tokens of a request.
         max_requests: numbered from 0.
         dtype: of weights and activations, if not the shape's own.
+        num_layers: all with the same weights.
     """
 
     def __init__(
@@ -98,19 +99,25 @@ class LayerRun:
         max_tokens: int,
         max_requests: int,
         dtype: torch.dtype | None = None,
+        num_layers: int = 1,
     ) -> None:
         self._backend, self._shape = backend, shape
         self._dtype = dtype or shape.dtype
-        self._layer = shape.weights(self._dtype)
-        backend.pack_layer(self._layer)
+        self._layers = [shape.weights(self._dtype) for _ in range(num_layers)]
+        for index, layer in enumerate(self._layers):
+            layer.attention.layer_index = index
+            backend.pack_layer(layer)
         blocks = -(-max_tokens // shape.block_size)
         order = np.random.default_rng(shape.seed).permutation(blocks * max_requests) + 1
         self._tables = order.reshape(max_requests, blocks).astype(np.int64)
         cache_shape = (len(order) + 1, shape.block_size, 2 * shape.kv_heads, shape.head_size)
         cache_dtype = shape.cache_dtype or self._dtype
-        tensor = torch.full(cache_shape, torch.nan, dtype=torch.float32).to(cache_dtype)
+        tensors = {
+            index: torch.full(cache_shape, torch.nan, dtype=torch.float32).to(cache_dtype)
+            for index in range(num_layers)
+        }
         spec = FullAttentionSpec(shape.block_size, shape.kv_heads, shape.head_size, "float32")
-        self._cache = KVCache(KVCacheConfig((KVCacheGroup(spec, (0,), len(order) + 1),)), {0: tensor})
+        self._cache = KVCache(KVCacheConfig((KVCacheGroup(spec, tuple(tensors), len(order) + 1),)), tensors)
 
     def step(self, requests: list[tuple[int, int, torch.Tensor]]) -> list[torch.Tensor]:
         """Compute tokens of some requests: (number, tokens before, hidden states [n, hidden]) to new hidden states."""
@@ -142,7 +149,7 @@ class LayerRun:
             cache=self._cache,
         )
         hidden = torch.cat([hidden for _, _, hidden in requests]).to(self._dtype)
-        return self._backend.decoder_layers(hidden, [self._layer], context, output_rows)
+        return self._backend.decoder_layers(hidden, self._layers, context, output_rows)
 
     def _rotary(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # Rounded as the model does it, whatever dtype the run is in.

@@ -68,6 +68,24 @@ def test_many_rows(native: NativeCPUBackend, rows: int) -> None:
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 3])
+def test_layers_in_a_row_for_many_requests(native: NativeCPUBackend, window: int | None, dtype: torch.dtype) -> None:
+    """So many that a layer has time to fetch what the next one reads, of some nothing and of some several blocks."""
+    shape = LayerShape(hidden=40, inner=48, block_size=4, window=window, dtype=dtype)
+    lengths = [number % 21 for number in range(33)]
+    prompts = [(n, 0, hidden_states(shape, n, length)) for n, length in enumerate(lengths) if length]
+    following = [(n, length, hidden_states(shape, 100 + n, 1)) for n, length in enumerate(lengths)]
+    outputs = []
+    for backend, precise in ((native, dtype), (KernelBackend(), torch.float64)):
+        run = LayerRun(backend, shape, max_tokens=24, max_requests=33, dtype=precise, num_layers=3)
+        run.compute(prompts)
+        outputs.append(run.compute(following).double())
+    actual, expected = outputs
+    tolerance = 1e-4 if dtype is torch.float32 else 0.2
+    assert (actual - expected).abs().max() < tolerance * expected.square().mean().sqrt()
+
+
 @pytest.mark.parametrize("rows", [[0], [24], [3, 20, 22], [0, 1, 19, 20, 24]])
 def test_wanted_rows_are_those_of_the_whole_batch(native: NativeCPUBackend, rows: list[int]) -> None:
     """To the bit, though their attention and all behind it goes without the others."""

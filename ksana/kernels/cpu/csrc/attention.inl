@@ -182,9 +182,6 @@ inline void pack_queries(const T* const* rows, int64_t head_size, T* out) {
     for (int r = 0; r < Rows; ++r, out += width) __builtin_memcpy(out, rows[r] + s * width, width * sizeof(T));
 }
 
-// To the second cache: what a task has in hand fills the first.
-inline __attribute__((always_inline)) void fetch(const void* from) { __builtin_prefetch(from, 0, 2); }
-
 // scores[r][tile] = q[r] . keys; q: as pack_queries() leaves them; ahead: tiles to be fetched meanwhile, or null
 template <class T, int Rows>
 inline void score(const T* q, const KeyTile<T>* tiles, const KeyTile<T>* ahead, int64_t key_stride, int64_t head_size,

@@ -19,9 +19,11 @@ inline void add_to_residual(const T* x, int64_t ldx, int64_t m, const Linear& li
   }
 }
 
-// One layer; what is behind its attention only for `rows`, which are the first ones of `hidden` afterwards.
+// One layer; what is behind its attention only for `rows`, which are the first ones of `hidden` afterwards. next: what
+// the layer after it reads. Memory has time for it during the MLP; during attention all wait for memory.
 template <class T>
-void decoder_layer(const Layer& layer, const Step& step, const Rows& rows, T* hidden, void* cache) {
+void decoder_layer(const Layer& layer, const Step& step, const Rows& rows, const CachedKeys& next, T* hidden,
+                   void* cache) {
   const int64_t n = layer.hidden_size, query_size = layer.num_heads * layer.head_size;
   int64_t m = step.num_tokens;
   T* normed = scratch<T>(Scratch::kNormed, m * max64(n, query_size));
@@ -45,9 +47,9 @@ void decoder_layer(const Layer& layer, const Step& step, const Rows& rows, T* hi
   rms_norm(hidden, layer.mlp_input_norm, m, n, layer.eps, normed);
   watch.lap(Operator::kNorm);
   if (layer.activation == kGelu)
-    linear_gated(normed, n, m, layer.gate_up, [](vf x) { return gelu(x); }, wide);
+    linear_gated(normed, n, m, layer.gate_up, [](vf x) { return gelu(x); }, next, wide);
   else
-    linear_gated(normed, n, m, layer.gate_up, [](vf x) { return silu(x); }, wide);
+    linear_gated(normed, n, m, layer.gate_up, [](vf x) { return silu(x); }, next, wide);
   watch.lap(Operator::kGateUp);
   add_to_residual(wide, layer.intermediate_size, m, layer.down, layer.mlp_output_norm, layer.eps, normed, hidden);
   watch.lap(Operator::kDown);
@@ -58,6 +60,9 @@ template <class T>
 void decoder_layers(const Layer* const* layers, const Step* const* steps, void* const* caches, int64_t count,
                     const Rows& rows, T* hidden) {
   const Rows everything{nullptr, -1};
-  for (int64_t i = 0; i < count; ++i)
-    decoder_layer(*layers[i], *steps[i], i + 1 < count ? everything : rows, hidden, caches[i]);
+  for (int64_t i = 0; i < count; ++i) {
+    const bool is_last = i + 1 == count;
+    const CachedKeys next = is_last ? CachedKeys() : CachedKeys(*layers[i + 1], *steps[i + 1], caches[i + 1]);
+    decoder_layer(*layers[i], *steps[i], is_last ? rows : everything, next, hidden, caches[i]);
+  }
 }

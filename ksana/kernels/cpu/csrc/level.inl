@@ -2,6 +2,7 @@
 // used.
 
 #include "simd.inl"
+#include "fetch.inl"
 #include "linear.inl"
 #include "cache.inl"
 #include "elementwise.inl"

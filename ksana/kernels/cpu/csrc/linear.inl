@@ -24,6 +24,7 @@ constexpr int kRowsOfMany = kRows;
 constexpr int64_t kRowBlock = 192;  // rows that a task multiplies with one panel: they stay in the second-level cache
 constexpr int64_t kRowsOfThread = 48;  // that are worth reading all of the weight for
 constexpr int kPrefetch = 1024;     // bytes ahead of the weights in use
+constexpr int kTilesToFetchBeside = 3;  // with fewer, memory is busy with the weights
 
 inline int64_t num_panels(const Linear& linear) {
   return linear.interleaved ? cdiv(linear.out_features / 2, kLanes) : cdiv(linear.out_features, kPanel);
@@ -220,22 +221,24 @@ inline __attribute__((always_inline)) void put(const vf (&acc)[Rows][kPanelVecto
     for (int v = 0; v < kPanelVectors; ++v) store(out[r] + v * kLanes, acc[r][v]);
 }
 
-// Weights that a tile has fetched from memory while it computes: from `from` on, so many bytes a step.
-struct Ahead {
-  const char* from;
-  int64_t pace;
-};
-
-// A tile of a product with a plain panel.
-template <class T, int Rows>
-void plain_tile(const T* x, int64_t ldx, const T* panel, int64_t k, const Ahead& ahead, float (*out)[kPanel]) {
+// A tile of a product with a plain panel. beside: what else is fetched if `Fetches`, no more lines than steps.
+template <class T, int Rows, bool Fetches>
+void plain_tile(const T* x, int64_t ldx, const T* panel, int64_t k, const Ahead& ahead, const Lines& beside,
+                float (*out)[kPanel]) {
   constexpr int width = Inner<T>::width;
   vf acc[Rows][kPanelVectors] = {};
-  accumulate<T, Rows>(acc, x, ldx, k / width, [panel, ahead](int64_t s, int v) __attribute__((always_inline)) {
-    const T* w = panel + (s * kPanel + v * kLanes) * width;
-    __builtin_prefetch(ahead.from + s * ahead.pace + v * kLanes * width * sizeof(T));
-    return Inner<T>::weights(w);
-  });
+  const auto go = [&](int64_t from, int64_t to, const char* lines) __attribute__((always_inline)) {
+    const T* w = panel + from * kPanel * width;
+    const Ahead here{ahead.from + from * ahead.pace, ahead.pace};
+    accumulate<T, Rows>(acc, x + from * width, ldx, to - from, [=](int64_t s, int v) __attribute__((always_inline)) {
+      const int64_t column = v * kLanes * width;
+      __builtin_prefetch(here.from + s * here.pace + column * sizeof(T));
+      if (lines != nullptr && v == 0) fetch(lines + s * kLine);
+      return Inner<T>::weights(w + s * kPanel * width + column);
+    });
+  };
+  if (Fetches) go(0, beside.count, beside.from);
+  go(Fetches ? beside.count : 0, k / width, nullptr);
   if (k % width != 0) {  // the last of an odd number of features goes with a zero
     T last[Rows * width] = {};
     for (int r = 0; r < Rows; ++r) last[r * width] = x[r * ldx + k - 1];
@@ -321,7 +324,7 @@ inline void with_rows(int rows, const Body& body) {
 
 template <class T>
 inline void tiles_of_panel(const T* x, int64_t ldx, int64_t rows, int64_t panel, const Linear& linear,
-                           const float* sums, float (*out)[kPanel]) {
+                           const float* sums, CachedKeys& beside, float (*out)[kPanel]) {
   const int64_t num_tiles = rows <= kRows ? 1 : cdiv(rows, kRowsOfMany), k = linear.in_features;
   const auto each_tile = [&](const auto& body) {
     for (int64_t i = 0; i < num_tiles; ++i) {
@@ -336,7 +339,11 @@ inline void tiles_of_panel(const T* x, int64_t ldx, int64_t rows, int64_t panel,
     const int64_t bytes = kPanel * padded<T>(k) * sizeof(T), step = kPanel * Inner<T>::width * sizeof(T);
     Ahead ahead{reinterpret_cast<const char*>(weights) + (num_tiles == 1 ? kPrefetch : bytes), cdiv(step, num_tiles)};
     each_tile([&](auto n, const T* from, int64_t first) {
-      plain_tile<T, n.value>(from, ldx, weights, k, ahead, out + first);
+      const Lines lines = num_tiles < kTilesToFetchBeside ? Lines{} : beside.next(k / Inner<T>::width);
+      if (lines.count == 0)
+        plain_tile<T, n.value, false>(from, ldx, weights, k, ahead, lines, out + first);
+      else
+        plain_tile<T, n.value, true>(from, ldx, weights, k, ahead, lines, out + first);
       ahead.from += bytes / num_tiles;
     });
     return;
@@ -403,9 +410,11 @@ inline int64_t num_column_parts(const Linear& linear, int64_t m) {
 }
 
 // x [m, in_features] times the weight, its columns in `parts`; finish(part, row, panel, values) receives every row of
-// every panel, 32 floats with the bias in them. Calls for the same row and part come one after the other.
+// every panel, 32 floats with the bias in them. Calls for the same row and part come one after the other. next: what is
+// read afterwards, and may be fetched meanwhile; only where there are few rows, so that it is still there then.
 template <class T, class Finish>
-void product(const T* x, int64_t ldx, int64_t m, const Linear& linear, int64_t parts, const Finish& finish) {
+void product(const T* x, int64_t ldx, int64_t m, const Linear& linear, int64_t parts, const Finish& finish,
+             const CachedKeys& next = {}) {
   const int64_t panels = num_panels(linear);
   const float* sums = group_sums(x, ldx, m, linear);
   const int64_t sums_of_row = sums == nullptr ? 0 : cdiv(linear.in_features, linear.group_size);
@@ -414,9 +423,10 @@ void product(const T* x, int64_t ldx, int64_t m, const Linear& linear, int64_t p
   ThreadPool::instance().run(row_blocks * parts, [&](int64_t task) {
     const int64_t block = task % row_blocks, part = task / row_blocks;
     const int64_t first = m * block / row_blocks, rows = m * (block + 1) / row_blocks - first;
+    CachedKeys beside = parts == 1 ? CachedKeys{} : next.part(part, parts);
     for (int64_t panel = panels * part / parts; panel < panels * (part + 1) / parts; ++panel) {
       alignas(64) float out[kRowBlock][kPanel];
-      tiles_of_panel(x + first * ldx, ldx, rows, panel, linear, sums + first * sums_of_row, out);
+      tiles_of_panel(x + first * ldx, ldx, rows, panel, linear, sums + first * sums_of_row, beside, out);
       for (int64_t r = 0; r < rows; ++r) {
         vf values[kPanelVectors];
         for (int v = 0; v < kPanelVectors; ++v) {
@@ -464,14 +474,16 @@ void linear_add(const T* x, int64_t ldx, int64_t m, const Linear& linear, T* hid
 
 // out [m, out_features / 2] = activate(first half) * second half of x @ weight.T + bias; the weight must be interleaved
 template <class T, class Activate>
-void linear_gated(const T* x, int64_t ldx, int64_t m, const Linear& linear, const Activate& activate, T* out) {
+void linear_gated(const T* x, int64_t ldx, int64_t m, const Linear& linear, const Activate& activate,
+                  const CachedKeys& next, T* out) {
   const int64_t n = linear.out_features / 2;
-  product(x, ldx, m, linear, num_column_parts(linear, m), [&](int64_t, int64_t row, int64_t panel, const vf* values) {
+  const auto finish = [&](int64_t, int64_t row, int64_t panel, const vf* values) {
     const vf activated = activate(values[0]) * values[1];
     const int64_t column = panel * kLanes;
     if (column + kLanes <= n)
       store(out + row * n + column, activated);
     else
       store_some(out + row * n + column, activated, static_cast<int>(n - column));
-  });
+  };
+  product(x, ldx, m, linear, num_column_parts(linear, m), finish, next);
 }

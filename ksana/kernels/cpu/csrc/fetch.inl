@@ -1,0 +1,72 @@
+// What is fetched from memory while something else computes.
+
+constexpr int64_t kLine = 64;  // bytes of a cache line
+
+// To the second cache: what a task has in hand fills the first.
+inline __attribute__((always_inline)) void fetch(const void* from) { __builtin_prefetch(from, 0, 2); }
+
+// Weights that a tile has fetched while it computes: from `from` on, so many bytes a step.
+struct Ahead {
+  const char* from;
+  int64_t pace;
+};
+
+// Neighbours in memory.
+struct Lines {
+  const char* from;
+  int64_t count;
+};
+
+// The keys and values that the attention of a step is going to read, request by request and block by block.
+class CachedKeys {
+ public:
+  CachedKeys() = default;  // none
+  CachedKeys(const Layer& layer, const Step& step, const void* cache)
+      : step_(&step), cache_(static_cast<const char*>(cache)), last_request_(step.num_requests) {
+    const int64_t element = step.cache_dtype == kFloat32 ? 4 : (step.cache_dtype == kBFloat16 ? 2 : 1);
+    lines_ = 2 * layer.num_kv_heads * step.block_size * layer.head_size * element / kLine;
+    begin();
+  }
+
+  // Those of a thread's share of the requests.
+  CachedKeys part(int64_t part, int64_t parts) const {
+    CachedKeys some = *this;
+    some.request_ = last_request_ * part / parts;
+    some.last_request_ = last_request_ * (part + 1) / parts;
+    some.begin();
+    return some;
+  }
+
+  // The next lines, up to so many; none if there are no more.
+  Lines next(int64_t most) {
+    while (request_ < last_request_ && position_ >= step_->context_lens[request_]) {
+      ++request_;
+      begin();
+    }
+    if (request_ >= last_request_) return {nullptr, 0};
+    const int64_t block = step_->block_tables[request_ * step_->block_table_stride + position_ / step_->block_size];
+    const Lines found{cache_ + (block * lines_ + line_) * kLine, min64(most, lines_ - line_)};
+    line_ += found.count;
+    if (line_ == lines_) {
+      line_ = 0;
+      position_ += step_->block_size;
+    }
+    return found;
+  }
+
+ private:
+  // Where a request's keys begin that its next query sees.
+  void begin() {
+    if (request_ >= last_request_ || step_->window == 0) {
+      position_ = 0;
+    } else {
+      const int64_t oldest = max64(0, step_->context_lens[request_] + 1 - step_->window);
+      position_ = oldest / step_->block_size * step_->block_size;
+    }
+  }
+
+  const Step* step_ = nullptr;
+  const char* cache_ = nullptr;
+  int64_t lines_ = 0;  // of a block
+  int64_t request_ = 0, last_request_ = 0, position_ = 0, line_ = 0;
+};
