@@ -35,6 +35,8 @@ EXIT_OK = 0
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
+_STDERR = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -63,6 +65,7 @@ def run_command(name: str, run: Callable[[list[str]], int], argv: Sequence[str] 
         argv: those words; None: what the process was started with.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _fill_closed_streams()
     setup_logging("info")
     try:
         return run(normalize(arguments))
@@ -73,6 +76,16 @@ def run_command(name: str, run: Callable[[list[str]], int], argv: Sequence[str] 
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _fill_closed_streams() -> None:
+    """Have descriptors 0 to 2 open on nothing if the process was started without them.
+
+    Otherwise files and sockets get these numbers: libraries print into them, and libuv aborts when one is closed.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def prepare_start(argv: list[str], command: CommandLine) -> Start | None:
