@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -14,6 +15,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -211,6 +213,28 @@ def test_a_log_that_nobody_reads_does_not_stop_the_server(model: Path) -> None:
         process.kill()
         assert process.stderr is not None
         process.stderr.close()
+
+
+def test_more_connections_than_files_are_refused_and_no_harm_is_done(start: Start, model: Path) -> None:
+    """A loop that cannot accept, and is told so again and again, took a processor and wrote 25 MB of log in 5 s."""
+    server = start("--port", "0", "--model", str(model), "--num-blocks", "100")
+    address = urlsplit(server.url)
+    used = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+    before = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (used + 10, before[1]))
+    with ExitStack() as connections:
+        for _ in range(60):
+            connections.enter_context(socket.create_connection((address.hostname, address.port)))
+        time.sleep(1)
+        assert len(server.output) < 100_000
+    while True:
+        try:
+            assert server.request("/health")[0] == 200
+            break
+        except OSError:  # its places are not free yet
+            time.sleep(0.05)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end() == 0
 
 
 def _is_ready(port: int) -> bool:
