@@ -19,6 +19,11 @@ class HugePageArena:
     def __init__(self) -> None:
         self._chunk = np.empty(0, dtype=np.uint8)
 
+    def reserve(self, num_bytes: int) -> None:
+        """Let the next pieces, of so many bytes in all, lie side by side: between mappings, large pages are wasted."""
+        if num_bytes > len(self._chunk):
+            self._chunk = _map(num_bytes)
+
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Zeroed uint8 [num_bytes], aligned to a cache line."""
         needed = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -74,6 +74,7 @@ class NativeCPUBackend(CPUBackend):
     # -- memory ------------------------------------------------------------------------------------------------
 
     def allocate_kv_cache(self, config: KVCacheConfig) -> KVCache:
+        self._arena.reserve(config.num_bytes)
         cache = super().allocate_kv_cache(config)
         self._pages = PagesAhead(list(cache.tensors.values()))
         return cache

@@ -6,6 +6,7 @@ find it first, in 5 ms. Without this, steps that write to new blocks would wait 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
 import os
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 AHEAD_BYTES = 512 * 2**20
 """Of a cache: how much more than is in use gets its pages."""
+
+_STOP_TIMEOUT_S = 10.0
 
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux 5.14: pages as if something had been written to them, but what is in them stays."""
@@ -44,6 +47,8 @@ class PagesAhead:
         take: Callable[[int, int], None] | None = None,
     ) -> None:
         self._tensors = tensors
+        # Numbers, for the thread has nothing to do with torch.
+        self._places = [(tensor.data_ptr(), len(tensor), tensor[0].nbytes) for tensor in tensors]
         self._take = take or _take
         self._num_blocks = max(len(tensor) for tensor in tensors)
         block_bytes = sum(tensor.nbytes for tensor in tensors) // self._num_blocks
@@ -51,6 +56,7 @@ class PagesAhead:
         self._goal = self._done = 0  # blocks that get their pages, and that have them
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._stopping = False
         self.reach(0)
 
     def reach(self, block: int) -> None:
@@ -58,7 +64,8 @@ class PagesAhead:
         if self._goal < min(self._num_blocks, block + self._ahead * 3 // 4):  # not for a few blocks every time
             with self._lock:
                 self._goal = min(self._num_blocks, block + self._ahead)
-                if self._thread is None:
+                if self._thread is None and not self._stopping:
+                    _at_work.add(self)
                     self._thread = threading.Thread(target=self._run, name="ksana-pages", daemon=True)
                     self._thread.start()
 
@@ -67,31 +74,53 @@ class PagesAhead:
         if (thread := self._thread) is not None:
             thread.join(timeout)
 
+    def stop(self) -> None:
+        """Take nothing more, and wait for the thread."""
+        self._stopping = True
+        self.join(_STOP_TIMEOUT_S)
+
     def _run(self) -> None:
-        while True:
-            with self._lock:
+        try:
+            while self._has_more():
                 goal = self._goal
-                if self._done == goal:
-                    self._thread = None
-                    return
-            try:
                 for address in self._pages(self._done, goal):
+                    if self._stopping:
+                        return
                     self._take(address, PAGE_BYTES)
-            except OSError as error:
-                logger.debug("the cache's pages come when they are first touched: %s", error)
-                self._goal = self._num_blocks  # nothing starts another thread
-                return
-            self._done = goal
+                self._done = goal
+        except OSError as error:
+            logger.debug("the cache's pages come when they are first touched: %s", error)
+            self._goal = self._num_blocks  # nothing starts another thread
+        finally:
+            _at_work.discard(self)
+
+    def _has_more(self) -> bool:
+        """False for the thread to end, which the next one who wants pages is to know."""
+        with self._lock:
+            if self._done < self._goal:
+                return True
+            self._thread = None
+            return False
 
     def _pages(self, first: int, end: int) -> Iterator[int]:
         """Addresses of the large pages with blocks [first, end) of all tensors, those of lower blocks before others."""
-        step = max(1, PAGE_BYTES // max(tensor[0].nbytes for tensor in self._tensors))
+        step = max(1, PAGE_BYTES // max(block_bytes for _, _, block_bytes in self._places))
         for block in range(first, end, step):
-            for tensor in self._tensors:
-                rows = tensor[block : min(block + step, end)]
-                if len(rows):
-                    start = rows.data_ptr() // PAGE_BYTES * PAGE_BYTES
-                    yield from range(start, rows.data_ptr() + rows.nbytes, PAGE_BYTES)
+            for address, num_blocks, block_bytes in self._places:
+                last = min(block + step, end, num_blocks)
+                if block < last:
+                    start = (address + block * block_bytes) // PAGE_BYTES * PAGE_BYTES
+                    yield from range(start, address + last * block_bytes, PAGE_BYTES)
+
+
+_at_work: set[PagesAhead] = set()
+
+
+@atexit.register
+def _stop_all() -> None:
+    # A thread that comes back from the system to an interpreter that is going away is killed on the spot.
+    for pages in list(_at_work):
+        pages.stop()
 
 
 def _take(address: int, num_bytes: int) -> None:
