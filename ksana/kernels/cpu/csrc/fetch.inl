@@ -24,7 +24,7 @@ class CachedKeys {
   CachedKeys(const Layer& layer, const Step& step, const void* cache)
       : step_(&step), cache_(static_cast<const char*>(cache)), last_request_(step.num_requests) {
     const int64_t element = step.cache_dtype == kFloat32 ? 4 : (step.cache_dtype == kBFloat16 ? 2 : 1);
-    lines_ = 2 * layer.num_kv_heads * step.block_size * layer.head_size * element / kLine;
+    block_bytes_ = 2 * layer.num_kv_heads * step.block_size * layer.head_size * element;
     begin();
   }
 
@@ -45,9 +45,10 @@ class CachedKeys {
     }
     if (request_ >= last_request_) return {nullptr, 0};
     const int64_t block = step_->block_tables[request_ * step_->block_table_stride + position_ / step_->block_size];
-    const Lines found{cache_ + (block * lines_ + line_) * kLine, min64(most, lines_ - line_)};
+    const int64_t lines = cdiv(block_bytes_, kLine);
+    const Lines found{cache_ + block * block_bytes_ + line_ * kLine, min64(most, lines - line_)};
     line_ += found.count;
-    if (line_ == lines_) {
+    if (line_ == lines) {
       line_ = 0;
       position_ += step_->block_size;
     }
@@ -67,6 +68,7 @@ class CachedKeys {
 
   const Step* step_ = nullptr;
   const char* cache_ = nullptr;
-  int64_t lines_ = 0;  // of a block
-  int64_t request_ = 0, last_request_ = 0, position_ = 0, line_ = 0;
+  int64_t block_bytes_ = 0;
+  int64_t request_ = 0, last_request_ = 0;
+  int64_t position_ = 0, line_ = 0;  // of the request's tokens, and in the block
 };
