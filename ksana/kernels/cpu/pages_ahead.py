@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -46,17 +48,18 @@ class PagesAhead:
         ahead_bytes: int = AHEAD_BYTES,
         take: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._tensors = tensors
+        self._tensors = tensors  # whose memory must not go while the thread is at it
         # Numbers, for the thread has nothing to do with torch.
         self._places = [(tensor.data_ptr(), len(tensor), tensor[0].nbytes) for tensor in tensors]
         self._take = take or _take
         self._num_blocks = max(len(tensor) for tensor in tensors)
         block_bytes = sum(tensor.nbytes for tensor in tensors) // self._num_blocks
-        self._ahead = max(1, ahead_bytes // max(1, block_bytes))
+        self._ahead = max(1, ahead_bytes // block_bytes)
         self._goal = self._done = 0  # blocks that get their pages, and that have them
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        _alive.add(self)
         self.reach(0)
 
     def reach(self, block: int) -> None:
@@ -65,7 +68,6 @@ class PagesAhead:
             with self._lock:
                 self._goal = min(self._num_blocks, block + self._ahead)
                 if self._thread is None and not self._stopping:
-                    _at_work.add(self)
                     self._thread = threading.Thread(target=self._run, name="ksana-pages", daemon=True)
                     self._thread.start()
 
@@ -91,8 +93,6 @@ class PagesAhead:
         except OSError as error:
             logger.debug("the cache's pages come when they are first touched: %s", error)
             self._goal = self._num_blocks  # nothing starts another thread
-        finally:
-            _at_work.discard(self)
 
     def _has_more(self) -> bool:
         """False for the thread to end, which the next one who wants pages is to know."""
@@ -113,18 +113,22 @@ class PagesAhead:
                     yield from range(start, address + last * block_bytes, PAGE_BYTES)
 
 
-_at_work: set[PagesAhead] = set()
+_alive: weakref.WeakSet[PagesAhead] = weakref.WeakSet()
 
 
 @atexit.register
 def _stop_all() -> None:
     # A thread that comes back from the system to an interpreter that is going away is killed on the spot.
-    for pages in list(_at_work):
+    for pages in list(_alive):
         pages.stop()
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _take(address: int, num_bytes: int) -> None:
     # Not by mmap.madvise, which keeps the interpreter's lock.
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), _POPULATE_WRITE) != 0:
+    if _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), _POPULATE_WRITE) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

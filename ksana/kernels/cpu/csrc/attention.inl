@@ -35,7 +35,7 @@ struct KeyRange {
       : table(step.block_tables + task.request * step.block_table_stride), kv_head(task.kv_head) {
     const int64_t offset = step.context_lens[task.request] - step.query_starts[task.request];
     end = task.last + offset;
-    oldest = step.window ? max64(0, task.first + offset - step.window + 1) : 0;
+    oldest = oldest_key(step, task.first + offset);
   }
 
   int64_t first_block() const { return oldest / kKeyBlock * kKeyBlock; }

@@ -17,6 +17,11 @@ struct Lines {
   int64_t count;
 };
 
+// The first key that a query at `position` of its sequence sees.
+inline int64_t oldest_key(const Step& step, int64_t position) {
+  return step.window ? max64(0, position - step.window + 1) : 0;
+}
+
 // The keys and values that the attention of a step is going to read, request by request and block by block.
 class CachedKeys {
  public:
@@ -56,14 +61,10 @@ class CachedKeys {
   }
 
  private:
-  // Where a request's keys begin that its next query sees.
+  // To the block with the first key that a request's next query sees.
   void begin() {
-    if (request_ >= last_request_ || step_->window == 0) {
-      position_ = 0;
-    } else {
-      const int64_t oldest = max64(0, step_->context_lens[request_] + 1 - step_->window);
-      position_ = oldest / step_->block_size * step_->block_size;
-    }
+    if (request_ < last_request_)
+      position_ = oldest_key(*step_, step_->context_lens[request_]) / step_->block_size * step_->block_size;
   }
 
   const Step* step_ = nullptr;
