@@ -133,6 +133,8 @@ def test_layers_share_the_pages_between_them(native: NativeCPUBackend) -> None:
 def test_a_process_that_ends_meanwhile_ends_well() -> None:
     """It was aborted: the thread came back to an interpreter that had gone, inside of a library that allows no end."""
     script = """
+import atexit, threading
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))  # the last to be called
 import torch
 from ksana.kernels.cpu.huge_pages import HugePageArena
 from ksana.kernels.cpu.pages_ahead import PagesAhead
@@ -144,3 +146,4 @@ pages = PagesAhead(tensors, take=take)
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == "['MainThread']\n"
