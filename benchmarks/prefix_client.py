@@ -46,12 +46,17 @@ def run_server(
     with subprocess.Popen(
         command, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE, text=True
     ) as server:
-        assert server.stdout is not None
-        address = server.stdout.readline().split(" on ")[1].split()[0]
-        time.sleep(settle_s)
-        with openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
-            yield client
-        server.terminate()
+        try:
+            assert server.stdout is not None
+            started = server.stdout.readline()
+            if " on " not in started:
+                raise SystemExit("error: the server did not start; what it wrote is above")
+            time.sleep(settle_s)
+            address = started.split(" on ")[1].split()[0]
+            with openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
+                yield client
+        finally:
+            server.terminate()
 
 
 def ask(client: openai.OpenAI, prompt: list[int]) -> Answer:

@@ -23,6 +23,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+import uvloop
 from aiohttp import web
 
 from ksana.engine.async_engine import AsyncEngine
@@ -30,6 +31,7 @@ from ksana.engine.context import ProcessingContext
 from ksana.engine.output_processor import OutputDelta
 from ksana.plugin.spec import PluginSpecs, create_plugin_manager
 from ksana.server.app import create_app, create_runner
+from ksana.testing.scripted_engine import ByteTokenizer
 from ksana.types.config import KsanaConfig, SchedulerConfig
 from ksana.types.model import ModelConfig, RopeConfig
 from ksana.types.output import FinishReason, RequestStats
@@ -53,7 +55,7 @@ def main() -> None:
     parser.add_argument("--path", choices=sorted(BODIES), help="one route; default: all")
     options = parser.parse_args()
     for path in [options.path] if options.path else BODIES:
-        runs = [asyncio.run(measure(path, options)) for _ in range(options.rounds)]
+        runs = [uvloop.run(measure(path, options)) for _ in range(options.rounds)]
         loop_us = statistics.median(run.loop_us for run in runs)
         p50 = statistics.median(run.health_ms[0] for run in runs)
         p99 = statistics.median(run.health_ms[1] for run in runs)
@@ -98,6 +100,8 @@ async def measure(path: str, options: argparse.Namespace) -> Run:
         await asyncio.to_thread(process.join)
         await runner.cleanup()
         await engine.stop("measured")
+    if num_chunks == 0:
+        raise SystemExit(f"error: no stream of {path} brought a token")
     if num_chunks < options.streams * options.tokens:
         print(f"note: {num_chunks} chunks for {options.streams * options.tokens} tokens; the pace was too fast")
     latencies.sort()
@@ -161,14 +165,14 @@ class NullLoop:
 
 def _context(config: KsanaConfig) -> ProcessingContext:
     model = ModelConfig("Null", "null", 100, 8, 8, 1, 1, 1, 8, 8192, "float32", 1e-5, RopeConfig(), True)
-    return ProcessingContext(config, model, Path(), model.max_model_len, None, None)  # type: ignore[arg-type]
+    return ProcessingContext(config, model, Path(), model.max_model_len, ByteTokenizer(), None)
 
 
 def client_process(pipe: Any, port: int, path: str, body: dict[str, Any], num_streams: int) -> None:
     """Runs in a process of its own: all streams, and ``/health`` beside them."""
     pipe.send("ready")
     pipe.recv()
-    pipe.send(asyncio.run(_clients(port, path, body, num_streams)))
+    pipe.send(uvloop.run(_clients(port, path, body, num_streams)))
 
 
 async def _clients(port: int, path: str, body: dict[str, Any], num_streams: int) -> tuple[int, list[float]]:

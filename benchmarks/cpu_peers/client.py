@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import orjson
+import uvloop
 
 from cpu_peers.errors import EngineFailed
 from cpu_peers.process import ANSWER_DEADLINE_S
@@ -19,7 +20,7 @@ def stream_all(url: str, model: str, prompts: list[list[int]], tokens: int) -> l
     Raises:
         EngineFailed: an error, another number of tokens, or no end in time.
     """
-    records = asyncio.run(_stream_all(url, model, prompts, tokens))
+    records = uvloop.run(_stream_all(url, model, prompts, tokens))
     for record in records:
         if record.failure is not None:
             raise EngineFailed(f"a stream failed: {record.failure.kind}: {record.failure.detail}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import platform
 import sys
@@ -56,14 +55,16 @@ def _bench(argv: list[str]) -> int:
         return EXIT_OK
     options = make_options(flags)
     _check_outputs(options.output)
+    import uvloop  # like aiohttp, which the runner loads: --help and the like start without
+
     from ksana.bench.report import print_report, render_metrics, render_rates
-    from ksana.bench.runner import keeps_bounds, run_benchmark  # loads aiohttp, which --help and the like start without
+    from ksana.bench.runner import keeps_bounds, run_benchmark
 
     def report(metrics: Metrics) -> None:
         print_report(render_metrics(metrics, options.output.percentiles))
 
     started = time.time()
-    result = asyncio.run(run_benchmark(options, report))
+    result = uvloop.run(run_benchmark(options, report))
     if len(result.plan.outcomes) > 1:
         runs, statistic = [run for run, _ in result.runs], options.repeat.bound_statistic
         print_report(render_rates(runs, result.plan, statistic, lambda run: keeps_bounds(run, options.repeat)))

@@ -133,20 +133,20 @@ class RotaryTables:
         self._inv_freq = inv_freq
         self._scale = scale
         self._dtype = dtype
-        self._cos, self._sin = self._compute(_FIRST_POSITIONS)
+        self._tables = self._compute(_FIRST_POSITIONS)  # cos and sin: [2, positions, 1, head_size]
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin) of int64 positions [T], each [T, 1, head_size], as StepContext describes them."""
         longest = int(positions.numpy(force=True).max()) + 1  # numpy finds it in a fraction of torch's time
-        if longest > len(self._cos):
-            self._cos, self._sin = self._compute(2 * longest)
-        device = positions.device
-        if self._cos.device != device:
-            self._cos, self._sin = self._cos.to(device), self._sin.to(device)
-        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        if longest > self._tables.shape[1]:
+            self._tables = self._compute(2 * longest)
+        if self._tables.device != positions.device:
+            self._tables = self._tables.to(positions.device)
+        cos, sin = self._tables.index_select(1, positions)
+        return cos, sin
 
-    def _compute(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute(self, count: int) -> torch.Tensor:
         angles = torch.arange(count, device=self._inv_freq.device)[:, None].float() * self._inv_freq
         cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
-        cos = torch.cat((cos, cos), dim=-1)[:, None].to(self._dtype)
-        return cos, torch.cat((-sin, sin), dim=-1)[:, None].to(self._dtype)
+        halves = torch.stack((torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)))
+        return halves[:, :, None].to(self._dtype)

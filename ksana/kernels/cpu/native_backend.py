@@ -16,6 +16,7 @@ from ksana.kernels.batch import AttentionBatch, KVCache, StepContext
 from ksana.kernels.cpu.attention import CPUAttentionMetadata
 from ksana.kernels.cpu.backend import CPUBackend
 from ksana.kernels.cpu.huge_pages import HugePageArena
+from ksana.kernels.cpu.layer_stack import LayerStack
 from ksana.kernels.cpu.native import (
     ACTIVATIONS,
     CACHE_DTYPES,
@@ -64,6 +65,7 @@ class NativeCPUBackend(CPUBackend):
             logger.warning("CPU backend: the system gives this process no more than %d threads", self.threads)
         self._arena = HugePageArena()
         self._pages: PagesAhead | None = None  # of the cache
+        self._stack: LayerStack | None = None  # that was computed last
         self._operators_before = kernels.operators()
         logger.info("CPU backend: native kernels, %s", kernels.level_name().decode())
 
@@ -297,20 +299,17 @@ class NativeCPUBackend(CPUBackend):
         context: StepContext,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if any(layer.packed is None for layer in layers):
-            return super().decoder_layers(hidden, layers, context, rows)
-        cache = context.cache
-        places = [cache.layer(layer.attention.layer_index) for layer in layers]
-        steps = [
-            context.attention[group_id].struct(tensor.dtype, context, layer.attention.rotary_index)
-            for layer, (group_id, tensor) in zip(layers, places, strict=True)
-        ]
+        stack = self._stack
+        if stack is None or not stack.is_of(layers, context.cache):
+            if any(layer.packed is None for layer in layers):
+                return super().decoder_layers(hidden, layers, context, rows)
+            stack = self._stack = LayerStack(layers, context.cache)
         self._kernels.decoder_layers(
             DTYPES[hidden.dtype],
-            _pointers([ctypes.addressof(layer.packed.struct) for layer in layers]),
-            _pointers([ctypes.addressof(step) for step in steps]),
-            _pointers([tensor.data_ptr() for _, tensor in places]),
-            len(layers),
+            stack.layer_pointers,
+            stack.step_pointers(context),
+            stack.cache_pointers,
+            len(stack),
             None if rows is None else rows.data_ptr(),
             -1 if rows is None else len(rows),
             hidden.data_ptr(),
@@ -430,10 +429,6 @@ def _has_kernels(weight: Weight) -> bool:
     if weight.shape[1] % 2 != 0 or weight.group_size % _GROUP_SIZE_MULTIPLES[weight.bits] != 0:
         return False
     return weight.bits != 8 or weight.codes.numel() == 0 or int(weight.codes.min()) > -128
-
-
-def _pointers(addresses: list[int]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:

@@ -81,23 +81,35 @@ inline vf from_float8(const uint8_t* p) {  // sixteen of them
 
 // -- writing ----------------------------------------------------------------------------------------------------------
 
-template <class T, class Element, class Convert>
-inline void write_token_as(const CacheLayout& layout, int64_t slot, const T* kv, Element* cache,
+// Widths are those of the layout, as constants: the elements are few and the loops short.
+template <int KeyWidth, int ValueWidth, class T, class Element, class Convert>
+inline void write_token_by(const CacheLayout& layout, int64_t slot, const T* kv, Element* cache,
                            const Convert& convert) {
   const int64_t block = slot / layout.block_size, offset = slot % layout.block_size, d = layout.head_size;
   for (int64_t head = 0; head < layout.kv_heads; ++head) {
     const T* key = kv + head * d;
     const T* value = kv + (layout.kv_heads + head) * d;
-    Element* keys = cache + layout.keys(block, head);
-    Element* values = cache + layout.values(block, head);
     // The places that in_keys and in_values name, without their divisions.
-    const int64_t key_width = layout.key_width, key_stride = layout.block_size * key_width;
-    keys += offset * key_width;
-    for (int64_t i = 0; i < d; i += key_width, keys += key_stride)
-      for (int64_t w = 0; w < key_width; ++w) keys[w] = convert(key[i + w]);
-    values += layout.in_values(offset, 0);
-    for (int64_t i = 0; i < d; ++i) values[i * layout.value_width] = convert(value[i]);
+    Element* keys = cache + layout.keys(block, head) + offset * KeyWidth;
+    for (int64_t i = 0; i < d; i += KeyWidth, keys += layout.block_size * KeyWidth)
+      for (int w = 0; w < KeyWidth; ++w) keys[w] = convert(key[i + w]);
+    Element* values = cache + layout.values(block, head) + layout.in_values(offset, 0);
+    for (int64_t i = 0; i < d; ++i) values[i * ValueWidth] = convert(value[i]);
   }
+}
+
+template <class T, class Element, class Convert>
+inline void write_token_as(const CacheLayout& layout, int64_t slot, const T* kv, Element* cache,
+                           const Convert& convert) {
+  constexpr int width = Inner<T>::width;
+  if (layout.key_width == width && layout.value_width == width)
+    write_token_by<width, width>(layout, slot, kv, cache, convert);
+  else if (layout.key_width == width)
+    write_token_by<width, 1>(layout, slot, kv, cache, convert);
+  else if (layout.value_width == width)
+    write_token_by<1, width>(layout, slot, kv, cache, convert);
+  else
+    write_token_by<1, 1>(layout, slot, kv, cache, convert);
 }
 
 // Keys and values [2 * kv_heads, head_size] of a token to its slot, in eight bits divided by `scale`.
