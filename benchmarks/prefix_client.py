@@ -50,7 +50,7 @@ def run_server(
             assert server.stdout is not None
             started = server.stdout.readline()
             if " on " not in started:
-                raise SystemExit("error: the server did not start; what it wrote is above")
+                raise SystemExit(f"{started}error: the server did not start; what it wrote is above")
             time.sleep(settle_s)
             address = started.split(" on ")[1].split()[0]
             with openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:

@@ -90,6 +90,7 @@ async def measure(path: str, options: argparse.Namespace) -> Run:
     ours, theirs = context.Pipe()
     process = context.Process(target=client_process, args=(theirs, runner.addresses[0][1], path, body, options.streams))
     process.start()
+    theirs.close()  # or nobody would hear of it if the process ended
     try:
         await asyncio.to_thread(ours.recv)  # it has connected, so its start is not part of the figure
         started = time.thread_time()
@@ -100,13 +101,16 @@ async def measure(path: str, options: argparse.Namespace) -> Run:
         await asyncio.to_thread(process.join)
         await runner.cleanup()
         await engine.stop("measured")
-    if num_chunks == 0:
-        raise SystemExit(f"error: no stream of {path} brought a token")
-    if num_chunks < options.streams * options.tokens:
-        print(f"note: {num_chunks} chunks for {options.streams * options.tokens} tokens; the pace was too fast")
+    num_tokens = options.streams * options.tokens
+    if num_chunks < num_tokens / 2:
+        raise SystemExit(
+            f"error: {path} brought {num_chunks} chunks for {num_tokens} tokens; try --interval-ms, longer"
+        )
+    if num_chunks < num_tokens:
+        print(f"note: {num_chunks} chunks for {num_tokens} tokens; the pace was too fast")
     latencies.sort()
     quantiles = latencies[len(latencies) // 2], latencies[int(len(latencies) * 0.99)]
-    return Run(used / (options.streams * options.tokens) * 1e6, (quantiles[0] * 1e3, quantiles[1] * 1e3))
+    return Run(used / num_tokens * 1e6, (quantiles[0] * 1e3, quantiles[1] * 1e3))
 
 
 class NullLoop:

@@ -76,6 +76,7 @@ class NativeCPUBackend(CPUBackend):
     # -- memory ------------------------------------------------------------------------------------------------
 
     def allocate_kv_cache(self, config: KVCacheConfig) -> KVCache:
+        self._stack = None  # of another cache, which it would keep
         self._arena.reserve(config.num_bytes)
         cache = super().allocate_kv_cache(config)
         self._pages = PagesAhead(list(cache.tensors.values()))
@@ -100,6 +101,7 @@ class NativeCPUBackend(CPUBackend):
         return weight.float() if weight.dtype in DTYPES else weight
 
     def pack_layer(self, layer: DecoderLayerWeights) -> None:
+        self._stack = None
         gate_up = layer.mlp.gate_up
         if gate_up.weight is None or gate_up.weight.dtype not in DTYPES:
             super().pack_layer(layer)
@@ -360,7 +362,7 @@ class NativeAttentionMetadata:
         self._batch = batch
         self._block_tables = np.ascontiguousarray(batch.block_tables)
         self._rotary: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._structs: dict[int, StepStruct] = {}
+        self._structs: dict[tuple[torch.dtype, int | None], StepStruct] = {}
         self.slot_mapping = torch.from_numpy(batch.slot_mapping)
 
     @functools.cached_property
@@ -369,14 +371,18 @@ class NativeAttentionMetadata:
         return CPUAttentionMetadata(self._batch)
 
     def struct(self, cache_dtype: torch.dtype, context: StepContext | None = None, rotary_index: int = 0) -> StepStruct:
-        """The structure, the same object for all layers of a step that have the same rotary embedding."""
-        struct = self._structs.get(rotary_index)
+        """The structure, the same object for all layers of a step that have the same rotary embedding.
+
+        Without a context it is for kernels that rotate nothing.
+        """
+        key = cache_dtype, None if context is None else rotary_index
+        struct = self._structs.get(key)
         if struct is None:
             batch = self._batch
             if context is not None:  # and not all of the context, which holds this too: a cycle would stay for long
                 self._rotary = context.rotary
             cos, sin = (None, None) if context is None else (t.data_ptr() for t in context.rotary[rotary_index])
-            struct = self._structs[rotary_index] = StepStruct(
+            struct = self._structs[key] = StepStruct(
                 query_starts=batch.query_starts.ctypes.data,
                 context_lens=batch.context_lens.ctypes.data,
                 block_tables=self._block_tables.ctypes.data,
