@@ -19,6 +19,7 @@ PACKAGE = ROOT / "ksana"
 FLOORS = {
     "errors": 0,
     "markers": 0,
+    "stdout": 0,
     "types": 1,
     "tracing": 2,
     "hookspecs": 2,

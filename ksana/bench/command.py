@@ -18,6 +18,7 @@ from ksana.cli.flags import CommandParser, at_least
 from ksana.cli.output_files import check_writable, write_file
 from ksana.cli.startup import EXIT_INTERRUPTED, EXIT_OK, run_command
 from ksana.errors import UsageError
+from ksana.stdout import show
 
 if TYPE_CHECKING:
     from ksana.bench.metrics import Metrics
@@ -133,6 +134,7 @@ def _document(options: BenchOptions, result: BenchResult, started: float) -> dic
             "bounds": {"statistic": options.repeat.bound_statistic, **_bounds(options)},
             "kept": {f"{rate:g}": kept for rate, kept in sorted(result.plan.outcomes.items())},
             "highest_rate": result.plan.best,
+            "ended_because": result.plan.ended_because,
         }
     return document
 
@@ -170,7 +172,7 @@ def _compare(expected: Sequence[str], actual: Sequence[str | None], where: str, 
     if options.output is not None:
         write_file(options.output, lambda part: part.write_text(text + "\n", encoding="utf-8"))
         text = f"{text.partition(chr(10))[0]}; see {options.output}"
-    print(text)
+    show(text)
     return not any(diff.is_suspicious(options) for diff in diffs)
 
 

@@ -22,17 +22,20 @@ class LoadResult:
         num_planned: requests that were to be sent.
         start_s: when the run began, in seconds of :func:`time.perf_counter`.
         client_cpu_s: seconds of a core that this process spent.
+        stopped_s: when the run was given up, if it was.
     """
 
     num_planned: int
     start_s: float
     records: list[RequestRecord] = field(default_factory=list)
     client_cpu_s: float = 0.0
+    stopped_s: float | None = None
 
     @property
     def duration_s(self) -> float:
-        """From the start to the end of the last request."""
-        return max((record.end_s for record in self.records), default=self.start_s) - self.start_s
+        """From the start to the end of the last request, or until the run was given up."""
+        end_s = self.stopped_s or max((record.end_s for record in self.records), default=self.start_s)
+        return end_s - self.start_s
 
 
 class Load:
@@ -73,6 +76,8 @@ class Load:
             await asyncio.wait([sender, stopped], return_when=asyncio.FIRST_COMPLETED)
             if sender.done():
                 sender.result()
+            else:
+                self.result.stopped_s = time.perf_counter()
         finally:
             await _cancel([sender, stopped, *self._tasks])
         self.result.client_cpu_s = time.process_time() - cpu_s

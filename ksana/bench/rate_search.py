@@ -22,10 +22,15 @@ class RatePlan(ABC):
         """The rate to try next; None if there is nothing more to try."""
         if not self.outcomes:
             return self._start
-        if self.ended_because or len(self.outcomes) >= self._max_rates:
+        if self.ended_because:
             return None
         rate = self._following()
-        return None if rate is None or rate in self.outcomes else rate
+        if rate is None or rate in self.outcomes:
+            return None
+        if len(self.outcomes) >= self._max_rates:
+            self.ended_because = self._without_more_rates()
+            return None
+        return rate
 
     def record(self, rate: float, *, kept_bounds: bool) -> None:
         """Say how ``rate`` went."""
@@ -39,6 +44,10 @@ class RatePlan(ABC):
     def best(self) -> float | None:
         """The highest rate that kept the bounds."""
         return max((rate for rate, kept in self.outcomes.items() if kept), default=None)
+
+    def _without_more_rates(self) -> str | None:
+        """What there is to say about an end after ``max_rates``."""
+        return None
 
     @abstractmethod
     def _following(self) -> float | None:
@@ -70,3 +79,10 @@ class RateSearch(RatePlan):
             return half if _FINEST <= half < lowest_broken else None
         middle = round((max(kept) + lowest_broken) / 2, _DIGITS)
         return middle if max(kept) < middle < lowest_broken else None
+
+    def _without_more_rates(self) -> str:
+        tried = f"the search ended after {len(self.outcomes)} rates (--num-rates)"
+        broken = [rate for rate, kept in self.outcomes.items() if not kept]
+        if not broken:
+            return f"{tried}, all of which kept the bounds: higher ones may keep them too"
+        return f"{tried}, below {min(broken):g} requests/s, which did not keep the bounds"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from ksana.bench.metrics import Distribution, Metrics
 from ksana.bench.rate_search import RatePlan, RateSearch
+from ksana.stdout import as_long_as_stdout_takes_it
 
 _BUSY_CLIENT = 0.8
 _COUNTED_BY = {
@@ -31,7 +33,7 @@ def render_metrics(metrics: Metrics, percentiles: Sequence[float]) -> Renderable
     parts += [Text(note, style="yellow") for note in _notes(metrics)]
     for kind, (count, detail) in metrics.errors.items():
         parts.append(Text(f"{count} failed: {kind}{': ' + detail if detail else ''}", style="red"))
-    return Padding(Group(*parts), (0, 0, 1, 0), expand=False)
+    return Group(*parts, Text())
 
 
 def render_rates(
@@ -65,7 +67,13 @@ def render_rates(
 
 def print_report(part: RenderableType) -> None:
     """Write to stdout."""
-    Console(highlight=False, soft_wrap=True).print(part)
+    with as_long_as_stdout_takes_it():
+        _Console(highlight=False, soft_wrap=True).print(part)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))  # instead of an end of the process
 
 
 def _facts(metrics: Metrics) -> Table:

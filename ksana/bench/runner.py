@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from ksana.bench.protocols import PROTOCOLS, Protocol, is_messages, is_token_ids
 from ksana.bench.rate_search import RatePlan, RateSearch, RateSweep
 from ksana.bench.trace import TraceWorkload, read_trace
 from ksana.bench.workload import BenchRequest, ListWorkload, RandomWorkload, Workload
+from ksana.cli.startup import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     import aiohttp
@@ -49,7 +51,8 @@ class BenchResult:
 async def run_benchmark(options: BenchOptions, on_run: Callable[[Metrics], None]) -> BenchResult:
     """Measure as ``options`` say, and call ``on_run`` after every run that counts.
 
-    Ctrl-C ends the run in progress, which then is the last one and counts with what it has. A second one is not caught.
+    Ctrl-C ends the run in progress, which then is the last one and counts with what it has. A second one ends the
+    process at once.
 
     Raises:
         UsageError: there is no server, or the workload does not go with it.
@@ -181,12 +184,14 @@ def keeps_bounds(metrics: Metrics, repeat: RepeatOptions) -> bool:
 
 @contextlib.contextmanager
 def _interrupts(stop: asyncio.Event) -> Iterator[None]:
-    """The first Ctrl-C sets ``stop``; the second one interrupts as always."""
+    """The first Ctrl-C sets ``stop``; the second one ends the process at once, wherever it is."""
     loop = asyncio.get_running_loop()
 
     def on_interrupt() -> None:
+        if stop.is_set():
+            # An exception would meet an event loop that is being closed, which has a lot to say about it.
+            os._exit(EXIT_INTERRUPTED)
         stop.set()
-        loop.remove_signal_handler(signal.SIGINT)
 
     # Only the main thread gets signals, and not every event loop hands them on.
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
@@ -194,5 +199,6 @@ def _interrupts(stop: asyncio.Event) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.remove_signal_handler(signal.SIGINT)
+        if not stop.is_set():  # else for as long as there is the loop
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.remove_signal_handler(signal.SIGINT)

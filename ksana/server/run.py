@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import uvloop
@@ -24,6 +23,7 @@ from ksana.server.lifecycle import Lifecycle, Phase
 from ksana.server.listening import bind_error, bind_socket, is_local, prepare_to_listen, url_of
 from ksana.server.signals import StopSignals
 from ksana.server.tls import create_ssl_context
+from ksana.stdout import show
 from ksana.types.config import KsanaConfig
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class _Server:
         if not self._authentication.required and not is_local(self._bound):
             logger.warning("Whoever reaches this port may use the server; --api-key-file FILE asks for a key")
         url = url_of(self._bound, secure=self._ssl_context is not None)
-        _show(_greeting(url, engine, app, needs_key=self._authentication.required))
+        show(_greeting(url, engine, app, needs_key=self._authentication.required))
         return runner
 
     async def _stop(self, engine: AsyncEngine, runner: web.AppRunner, signals: StopSignals) -> int:
@@ -218,17 +218,6 @@ def _exit_now(code: int) -> NoReturn:
             with contextlib.suppress(OSError):
                 stream.flush()
     os._exit(code)
-
-
-def _show(text: str) -> None:
-    """Print to stdout. Nobody may read it, be it a closed pipe or a full disk: that is no reason not to serve."""
-    try:
-        print(text, flush=True)  # noqa: T201 - what the command shows, not a log
-    except OSError as error:
-        logger.warning("Cannot write to stdout: %s", error.strerror or error)
-        # What is left in the buffer would fail again at exit, and change the exit code.
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _greeting(url: str, engine: AsyncEngine, app: web.Application, *, needs_key: bool) -> str:

@@ -1,0 +1,136 @@
+"""ksana-bench as a process: Ctrl-C, and a stdout that nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from ksana.bench.rate_search import RateSearch
+
+CHUNK = b'data: {"choices": [{"index": 0, "text": "a", "finish_reason": null}]}\n\n'
+LAST = b'data: {"choices": [{"index": 0, "text": "b", "finish_reason": "stop"}]}\n\n'
+COMMAND = [sys.executable, "-m", "ksana.bench.command"]
+DEADLINE_S = 60
+
+
+async def answer(request: web.Request) -> web.StreamResponse:
+    await request.read()
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(CHUNK + LAST)
+    return response
+
+
+class Endless:
+    """Answers that never end. ``asked`` is set as soon as there is one."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        await request.read()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        self.asked.set()
+        while True:
+            await response.write(CHUNK)
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("pause_s", [0.002, 0.01, 0.02, 0.05])
+def test_a_second_ctrl_c_ends_it_without_a_word(odd: Callable[..., Any], pause_s: float) -> None:
+    """Whatever it is doing by then: an event loop that is being closed would complain."""
+    endless = Endless()
+    with odd(endless.answer) as url:
+        process = subprocess.Popen(
+            [*COMMAND, "--base-url", url, "--num-requests", "4"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert endless.asked.wait(DEADLINE_S)
+        process.send_signal(signal.SIGINT)
+        time.sleep(pause_s)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode in (130, -signal.SIGINT)  # the latter when Python itself is ending already
+    assert stderr == ""
+
+
+def test_an_interrupted_run_lasted_until_then(odd: Callable[..., Any]) -> None:
+    """Not until the last whole answer, of which there may be none."""
+    endless = Endless()
+    with odd(endless.answer) as url:
+        process = subprocess.Popen(
+            [*COMMAND, "--base-url", url, "--num-requests", "1"], stdout=subprocess.PIPE, text=True
+        )
+        assert endless.asked.wait(DEADLINE_S)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=DEADLINE_S)
+    duration = re.search(r"duration +([\d.]+) s", stdout)
+    assert duration is not None and float(duration[1]) >= 0.3
+
+
+@pytest.mark.parametrize("stdout", ["a full disk", "a closed pipe"])
+def test_files_are_written_whatever_becomes_of_stdout(odd: Callable[..., Any], tmp_path: Path, stdout: str) -> None:
+    document, table = tmp_path / "run.json", tmp_path / "runs.csv"
+    sink = os.open("/dev/full", os.O_WRONLY) if stdout == "a full disk" else closed_pipe()
+    with odd(answer) as url:
+        command = [*COMMAND, "--base-url", url, "--num-requests", "2", "--request-rate", "50", "--rate-step", "50"]
+        command += ["--num-rates", "2", "--json", str(document), "--csv", str(table)]
+        done = subprocess.run(command, stdout=sink, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=False)
+    os.close(sink)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == 1 and "Cannot write to stdout" in done.stderr
+    assert len(json.loads(document.read_text())["runs"]) == 2
+    assert len(table.read_text().splitlines()) == 3
+
+
+def closed_pipe() -> int:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+def test_a_long_reason_is_shown_whole_where_there_is_no_terminal(odd: Callable[..., Any], bench: Any) -> None:
+    reason = "the " + "very " * 40 + "last word"
+
+    async def refusing(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": reason}}, status=400)
+
+    with odd(refusing) as url:
+        assert bench(url, "--num-requests", 1) == 1
+    assert f"1 failed: HTTP 400: {reason}\n" in bench.stdout
+    assert not any(line.endswith(" ") for line in bench.stdout.splitlines() if "failed:" in line)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "max_rates", "expected"),
+    [
+        (1000, 4, "all of which kept the bounds: higher ones may keep them too"),
+        (5.6, 5, "below 6 requests/s, which did not keep the bounds"),
+        (5.6, 10, None),
+    ],
+)
+def test_a_search_that_runs_out_of_rates_says_so(capacity: float, max_rates: int, expected: str | None) -> None:
+    plan = RateSearch(1, max_rates)
+    while (rate := plan.next_rate()) is not None:
+        plan.record(rate, kept_bounds=rate <= capacity)
+    if expected is None:
+        assert plan.ended_because is None
+    else:
+        assert plan.ended_because is not None and plan.ended_because.endswith(expected)
