@@ -34,6 +34,17 @@ def test_models_that_take_turns_keep_their_own_weights_and_caches(native: Native
     assert not torch.equal(alone[1], alone[2])
 
 
+def test_layers_may_have_another_cache_next(native: NativeCPUBackend) -> None:
+    texts = [hidden_states(SHAPE, seed, 8) for seed in (1, 2)]
+    expected = [LayerRun(native, SHAPE, 16, 1).prompt(text, chunk=4) for text in texts]
+    runs = [LayerRun(native, SHAPE, 16, 1) for _ in texts]
+    runs[1]._layers = runs[0]._layers
+    for start in (0, 4):
+        for run, text, rows in zip(runs, texts, expected, strict=True):
+            end = start + 4
+            assert torch.equal(run.step([(0, start, text[start:end])])[0], rows[start:end])
+
+
 def test_a_new_cache_is_not_kept_beside_the_last_one(native: NativeCPUBackend) -> None:
     run = LayerRun(native, SHAPE, 16, 1)
     run.prompt(hidden_states(SHAPE, 1, 4), chunk=4)
