@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -225,7 +226,9 @@ def test_a_flood_is_refused_before_it_is_tokenised(run: Callable[..., None], mon
 def test_waiting_too_long_ends_with_503(run: Callable[..., None]) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         async with await engine.submit(draft(5, 500)):
-            waited = await complete(engine, draft())
+            stream = await engine.submit(draft())
+            engine._loop.post(lambda core: time.sleep(0.06))  # however fast the first one's tokens come
+            waited = await stream.result()
         assert waited.error is not None and (waited.error.status, waited.error.code) == (503, "timeout")
 
     run(scenario, max_num_seqs=1, waiting_timeout_s=0.05)
@@ -345,7 +348,8 @@ def test_a_consumer_of_the_end_alone_is_woken_once(run: Callable[..., None]) -> 
 def test_abort_all_tells_every_consumer(run: Callable[..., None]) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         consumers = [asyncio.create_task(complete(engine, draft(5, 500))) for _ in range(8)]
-        await asyncio.sleep(0.05)
+        while len(engine._streams) < 8:
+            await asyncio.sleep(0.001)
         await engine.abort_all()
         outputs = await asyncio.wait_for(asyncio.gather(*consumers), 5)
         assert {output.finish_reason for output in outputs} == {FinishReason.ABORT}
