@@ -103,9 +103,7 @@ async def measure(path: str, options: argparse.Namespace) -> Run:
         await engine.stop("measured")
     num_tokens = options.streams * options.tokens
     if num_chunks < num_tokens / 2:
-        raise SystemExit(
-            f"error: {path} brought {num_chunks} chunks for {num_tokens} tokens; try --interval-ms, longer"
-        )
+        raise SystemExit(f"error: {path} brought {num_chunks} chunks for {num_tokens} tokens; lengthen --interval-ms")
     if num_chunks < num_tokens:
         print(f"note: {num_chunks} chunks for {num_tokens} tokens; the pace was too fast")
     latencies.sort()
