@@ -68,11 +68,14 @@ class RateSweep(RatePlan):
 class RateSearch(RatePlan):
     """The highest rate that keeps the bounds: doubled or halved until it lies between two, then bisected."""
 
+    @property
+    def _lowest_broken(self) -> float | None:
+        return min((rate for rate, kept in self.outcomes.items() if not kept), default=None)
+
     def _following(self) -> float | None:
-        broken = [rate for rate, kept in self.outcomes.items() if not kept]
-        if not broken:
+        lowest_broken = self._lowest_broken
+        if lowest_broken is None:
             return max(self.outcomes) * 2
-        lowest_broken = min(broken)
         kept = [rate for rate, is_kept in self.outcomes.items() if is_kept and rate < lowest_broken]
         if not kept:
             half = round(lowest_broken / 2, _DIGITS)
@@ -82,7 +85,6 @@ class RateSearch(RatePlan):
 
     def _without_more_rates(self) -> str:
         tried = f"the search ended after {len(self.outcomes)} rates (--num-rates)"
-        broken = [rate for rate, kept in self.outcomes.items() if not kept]
-        if not broken:
+        if self._lowest_broken is None:
             return f"{tried}, all of which kept the bounds: higher ones may keep them too"
-        return f"{tried}, below {min(broken):g} requests/s, which did not keep the bounds"
+        return f"{tried}, below {self._lowest_broken:g} requests/s, which did not keep the bounds"

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -159,24 +155,13 @@ def test_servers_that_do_not_list_their_models(
     assert message in bench.stderr
 
 
-def test_ctrl_c_reports_what_there_is(odd: Callable[..., Any]) -> None:
-    served = threading.Semaphore(0)
+def test_a_long_reason_is_shown_whole_where_there_is_no_terminal(odd: Callable[..., Any], bench: Any) -> None:
+    reason = "the " + "very " * 40 + "last word"
 
-    async def counting(request: web.Request) -> web.StreamResponse:
-        response = await stream(request, CHUNK, LAST)
-        served.release()
-        return response
+    async def refusing(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": reason}}, status=400)
 
-    with odd(counting) as url:
-        command = [sys.executable, "-m", "ksana.bench.command", "--base-url", url, "--request-rate", "20"]
-        process = subprocess.Popen(
-            [*command, "--num-requests", "10000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for _ in range(5):
-            assert served.acquire(timeout=30)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert stderr == ""
-    assert "complete, " in stdout and "interrupted or not sent" in stdout
-    assert "TTFT" in stdout
+    with odd(refusing) as url:
+        assert bench(url, "--num-requests", 1) == 1
+    assert f"1 failed: HTTP 400: {reason}\n" in bench.stdout
+    assert not any(line.endswith(" ") for line in bench.stdout.splitlines() if "failed:" in line)

@@ -84,6 +84,23 @@ def test_searches_and_sweeps_end() -> None:
     assert explore(RateSweep(math.inf, 1, 5), 0) == [math.inf]
 
 
+@pytest.mark.parametrize(
+    ("capacity", "max_rates", "expected"),
+    [
+        (1000, 4, "all of which kept the bounds: higher ones may keep them too"),
+        (5.6, 5, "below 6 requests/s, which did not keep the bounds"),
+        (5.6, 10, None),
+    ],
+)
+def test_a_search_that_runs_out_of_rates_says_so(capacity: float, max_rates: int, expected: str | None) -> None:
+    plan = RateSearch(1, max_rates)
+    explore(plan, capacity)
+    if expected is None:
+        assert plan.ended_because is None
+    else:
+        assert plan.ended_because is not None and plan.ended_because.endswith(expected)
+
+
 def test_random_prompts_repeat_with_the_seed_and_differ_between_runs() -> None:
     options = WorkloadOptions(num_requests=4, input_len=LengthRange(30, 30), shared_prefix_len=10, num_prefixes=2)
     first, again = (list(RandomWorkload(options, as_text=False).requests(0, AT_ONCE)) for _ in range(2))

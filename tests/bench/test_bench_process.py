@@ -18,8 +18,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from ksana.bench.rate_search import RateSearch
-
 CHUNK = b'data: {"choices": [{"index": 0, "text": "a", "finish_reason": null}]}\n\n'
 LAST = b'data: {"choices": [{"index": 0, "text": "b", "finish_reason": "stop"}]}\n\n'
 COMMAND = [sys.executable, "-m", "ksana.bench.command"]
@@ -48,6 +46,29 @@ class Endless:
         while True:
             await response.write(CHUNK)
             await asyncio.sleep(0.02)
+
+
+def test_ctrl_c_reports_what_there_is(odd: Callable[..., Any]) -> None:
+    served = threading.Semaphore(0)
+
+    async def counting(request: web.Request) -> web.StreamResponse:
+        response = await answer(request)
+        served.release()
+        return response
+
+    with odd(counting) as url:
+        command = [*COMMAND, "--base-url", url, "--request-rate", "20"]
+        process = subprocess.Popen(
+            [*command, "--num-requests", "10000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(5):
+            assert served.acquire(timeout=DEADLINE_S)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert stderr == ""
+    assert "complete, " in stdout and "interrupted or not sent" in stdout
+    assert "TTFT" in stdout
 
 
 @pytest.mark.parametrize("where", ["while the answers are given up", "while the event loop is closed"])
@@ -129,33 +150,3 @@ def closed_pipe() -> int:
     reading, writing = os.pipe()
     os.close(reading)
     return writing
-
-
-def test_a_long_reason_is_shown_whole_where_there_is_no_terminal(odd: Callable[..., Any], bench: Any) -> None:
-    reason = "the " + "very " * 40 + "last word"
-
-    async def refusing(request: web.Request) -> web.StreamResponse:
-        return web.json_response({"error": {"message": reason}}, status=400)
-
-    with odd(refusing) as url:
-        assert bench(url, "--num-requests", 1) == 1
-    assert f"1 failed: HTTP 400: {reason}\n" in bench.stdout
-    assert not any(line.endswith(" ") for line in bench.stdout.splitlines() if "failed:" in line)
-
-
-@pytest.mark.parametrize(
-    ("capacity", "max_rates", "expected"),
-    [
-        (1000, 4, "all of which kept the bounds: higher ones may keep them too"),
-        (5.6, 5, "below 6 requests/s, which did not keep the bounds"),
-        (5.6, 10, None),
-    ],
-)
-def test_a_search_that_runs_out_of_rates_says_so(capacity: float, max_rates: int, expected: str | None) -> None:
-    plan = RateSearch(1, max_rates)
-    while (rate := plan.next_rate()) is not None:
-        plan.record(rate, kept_bounds=rate <= capacity)
-    if expected is None:
-        assert plan.ended_because is None
-    else:
-        assert plan.ended_because is not None and plan.ended_because.endswith(expected)
