@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ksana.bench.metrics import Distribution, Metrics
 from ksana.bench.rate_search import RatePlan, RateSearch
-from ksana.stdout import as_long_as_stdout_takes_it
+from ksana.cli.console import StdoutConsole
 
 _BUSY_CLIENT = 0.8
 _COUNTED_BY = {
@@ -67,13 +65,7 @@ def render_rates(
 
 def print_report(part: RenderableType) -> None:
     """Write to stdout."""
-    with as_long_as_stdout_takes_it():
-        _Console(highlight=False, soft_wrap=True).print(part)
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))  # instead of an end of the process
+    StdoutConsole(highlight=False, soft_wrap=True).print(part)
 
 
 def _facts(metrics: Metrics) -> Table:

@@ -17,6 +17,7 @@ from ksana.perf.fit_command import fit_command
 from ksana.perf.grid_command import grid_command
 from ksana.perf.json_files import read_json, write_json
 from ksana.perf.schema_command import schema_command
+from ksana.stdout import show
 
 _SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
     "fit": fit_command,
@@ -96,7 +97,7 @@ def _run(argv: list[str]) -> int:
         result = measure(perf, batches, batch_file, start.config, start.plugins, progress.advance)
     write_json(output, result)
     print_result(result)
-    print(f"written to {output}")
+    show(f"written to {output}")
     return EXIT_OK
 
 

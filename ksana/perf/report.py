@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ksana.cli.console import StdoutConsole
 from ksana.perf.config import Batch
 from ksana.perf.result import PerfResult
 
@@ -63,6 +64,6 @@ def print_result(result: PerfResult) -> None:
             f"{batch.phases_ms['schedule'].p50:.3f}",
             f"{batch.num_forwarding_tokens / step.p50 * 1e3:.0f}",
         )
-    console = Console()
+    console = StdoutConsole()
     # What goes into a file or a pipe has no width to fit into.
-    (console if console.is_terminal else Console(width=_WIDTH_ELSEWHERE)).print(table)
+    (console if console.is_terminal else StdoutConsole(width=_WIDTH_ELSEWHERE)).print(table)

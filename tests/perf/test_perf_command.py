@@ -100,6 +100,16 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 ONE = [{"requests": [{"forwarding_token_num": 4}]}]
 
 
+def test_a_full_stdout_costs_neither_the_result_nor_a_traceback(tiny_path: Callable[..., Path], tmp_path: Path) -> None:
+    config = write_configs(tmp_path, [{"requests": [{"forwarding_token_num": 8}]}], warmup_round=0, stat_round=1)
+    command = [sys.executable, "-m", "ksana.perf.main", "--config", str(config), "--model", str(tiny_path())]
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Cannot write to stdout" in done.stderr and "Traceback" not in done.stderr
+    assert len(PerfResult.model_validate_json((tmp_path / "out.json").read_text()).batches) == 1
+
+
 @pytest.mark.parametrize(
     ("requests", "flags", "words"),
     [
